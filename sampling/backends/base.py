@@ -1,0 +1,64 @@
+"""The interface of a backend: single items of a [R, W] logits tensor, read as fp32 and written back rounded once."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# A numpy array or a torch tensor of fp32: both take the same operators, so a formula is written once.
+Values: TypeAlias = Any
+
+SUPPORTED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class LogitsBackend(ABC):
+    """Items of one logits tensor, addressed by their distance from its first item in memory.
+
+    Attributes
+    ----------
+    row_stride, column_stride : int
+        Items from one row, and from one column, to the next.
+    block_size : int
+        How many items to work on at once, so that what is computed stays in the cache.
+    """
+
+    row_stride: int
+    column_stride: int
+    block_size: int
+
+    @abstractmethod
+    def read(self, places: NDArray[np.int64]) -> Values:
+        """The items at `places` as fp32; a copy."""
+
+    @abstractmethod
+    def write_(self, places: NDArray[np.int64], values: Values) -> None:
+        """Put fp32 `values` at `places`, rounded once to the tensor's dtype."""
+
+    @abstractmethod
+    def fill_(self, places: NDArray[np.int64], value: float) -> None:
+        """Put one value at all `places`."""
+
+    @abstractmethod
+    def put(self, array: NDArray[np.float32]) -> Values:
+        """A host array as this backend's kind of array."""
+
+    @abstractmethod
+    def select(self, condition: Values, if_true: Values, if_false: Values) -> Values:
+        """Elementwise choice; neither side's NaN leaks into the other."""
+
+    @abstractmethod
+    def round(self, values: Values) -> torch.Tensor:
+        """Fp32 values as a tensor of the logits' dtype on their device, rounded once."""
+
+
+def flatten(logits: torch.Tensor) -> torch.Tensor:
+    """All memory that a [R, W] tensor of any strides spans, as one dimension; shares its memory."""
+    rows, columns = logits.shape
+    span = (rows - 1) * logits.stride(0) + (columns - 1) * logits.stride(1) + 1 if logits.numel() else 0
+    return logits.as_strided((span,), (1,))

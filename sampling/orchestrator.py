@@ -1,0 +1,359 @@
+"""The penalties of a batch: one immutable state, and the verbs that make the next one from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logitd.sampling.backends.base import SUPPORTED_DTYPES
+from logitd.sampling.edits import Edits
+from logitd.sampling.errors import ParameterError
+from logitd.sampling.history import History
+from logitd.sampling.parameters import PenaltyParameters
+from logitd.sampling.penalties import PENALTIES
+from logitd.sampling.penalties.frequency import extend_sums
+from logitd.sampling.penalties.min_new_tokens import find_banned
+from logitd.sampling.profiles import PROFILES, PenaltyName, Profile
+from logitd.sampling.rows import RowParameters
+from logitd.sampling.token_table import TokenTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+    from numpy.typing import ArrayLike, NDArray
+
+    from logitd.sampling.edits import Patch
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A row as a batch takes it in.
+
+    Attributes
+    ----------
+    prompt_token_ids : integers
+        Used by the profiles in which repetition counts the prompt.
+    output_token_ids : integers
+        The output so far, for a rebuild; the state is a function of it.
+    """
+
+    parameters: PenaltyParameters = field(default_factory=PenaltyParameters)
+    prompt_token_ids: ArrayLike = ()
+    output_token_ids: ArrayLike = ()
+
+
+class PenaltyOrchestrator:
+    """The penalty state of R rows. Immutable: each verb returns the next state and leaves this one as it is.
+
+    Memory and time follow the distinct tokens that the rows have seen, never the vocabulary. Rows whose parameters
+    are neutral have no entries at all, and nothing is kept for a penalty that no row asks for.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        rows: RowParameters,
+        table: TokenTable,
+        histories: tuple[History, ...],
+        output_lengths: NDArray[np.int64],
+    ) -> None:
+        self.profile = profile
+        self._rows = rows
+        self._table = table
+        self._histories = histories
+        self._output_lengths = output_lengths
+
+    @classmethod
+    def create(cls, profile: str, vocab_size: int, rows: Sequence[RowStart]) -> PenaltyOrchestrator:
+        """A state of these rows, whatever history they come with.
+
+        Raises `ParameterError` for an unknown profile, a parameter out of the profile's range, or a token id outside
+        [0, vocab_size); the field starts with ``rows[i]``.
+        """
+        if profile not in PROFILES:
+            raise ParameterError("profile", f"must be one of {', '.join(PROFILES)}", profile)
+        chosen = PROFILES[profile]
+        prompts, outputs = [], []
+        for index, row in enumerate(rows):
+            try:
+                row.parameters.validate(chosen, vocab_size)
+                prompts.append(check_token_ids("prompt_token_ids", row.prompt_token_ids, vocab_size))
+                outputs.append(check_token_ids("output_token_ids", row.output_token_ids, vocab_size))
+            except ParameterError as error:
+                raise error.within(f"rows[{index}]") from None
+        parameters = RowParameters.of([row.parameters for row in rows])
+        empty = cls._empty(chosen, parameters, vocab_size)._count_prompts(prompts)
+        return empty._append(np.concatenate([*outputs, np.empty(0, np.int32)]), [len(o) for o in outputs])
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return self._rows.num_rows
+
+    @property
+    def vocab_size(self) -> int:
+        """The real columns of the logits."""
+        return self._table.vocab_size
+
+    @property
+    def output_lengths(self) -> NDArray[np.int64]:
+        """Int64 [R]: the output tokens of each row; not to be changed."""
+        return self._output_lengths
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the entries and the histories."""
+        return self._table.num_bytes + sum(history.num_bytes for history in self._histories)
+
+    def output_token_ids(self, row: int) -> NDArray[np.int32]:
+        """Int32 [length]: the output of one row; a copy."""
+        return self._histories[row].to_array()
+
+    def accumulate(
+        self, token_ids: ArrayLike, row_splits: ArrayLike | None = None, *, rollback: ArrayLike | None = None
+    ) -> PenaltyOrchestrator:
+        """The state after each row dropped its last tokens and then output others.
+
+        Parameters
+        ----------
+        token_ids : integers [N], each in [0, vocab_size)
+        row_splits : integers [R + 1], optional
+            Tokens [row_splits[i], row_splits[i + 1]) go to row i; by default one to each row.
+        rollback : integers [R], optional
+            How many output tokens each row drops first. The result is as if they had never come, to the bit.
+
+        Raises
+        ------
+        ParameterError
+            A wrong length, an id out of range, a rollback beyond the output.
+        """
+        ids = check_token_ids("token_ids", token_ids, self.vocab_size)
+        lengths = check_row_splits(row_splits, len(ids), self.num_rows)
+        if rollback is None:
+            return self._append(ids, lengths)
+        return self._drop(self._check_rollback(rollback))._append(ids, lengths)
+
+    def filter(self, rows: ArrayLike) -> PenaltyOrchestrator:
+        """The state of these rows, in this order. A row that is named twice is forked."""
+        chosen = np.asarray(rows, np.int64).reshape(-1)
+        if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_rows):
+            raise ParameterError("rows", f"must be in [0, {self.num_rows})", chosen.tolist())
+        return PenaltyOrchestrator(
+            self.profile,
+            self._rows.gather(chosen),
+            self._table.gather(chosen),
+            tuple(self._histories[row] for row in chosen.tolist()),
+            self._output_lengths[chosen],
+        )._release_unneeded()
+
+    def merge(self, other: PenaltyOrchestrator) -> PenaltyOrchestrator:
+        """The state of these rows and then the other's; profile and vocabulary must be the same."""
+        if (self.profile, self.vocab_size) != (other.profile, other.vocab_size):
+            mine, theirs = (self.profile.name, self.vocab_size), (other.profile.name, other.vocab_size)
+            raise ParameterError("other", f"must have profile and vocabulary {mine}", theirs)
+        return PenaltyOrchestrator(
+            self.profile,
+            self._rows.concatenate(other._rows),
+            self._table.concatenate(other._table),
+            self._histories + other._histories,
+            np.concatenate((self._output_lengths, other._output_lengths)),
+        )
+
+    def apply_inplace(self, logits: torch.Tensor, *, first_row: int = 0) -> None:
+        """Penalise rows of logits in their own memory.
+
+        Parameters
+        ----------
+        logits : tensor [n, W], W >= vocab_size; fp32, fp16 or bf16; any device, any strides
+            Rows first_row to first_row + n - 1 of the batch. Columns from vocab_size on are padding and stay as they
+            are, as do all columns that no penalty touches. Work is fp32, rounded once to the dtype; -inf stays -inf.
+        """
+        self._check_logits(logits, first_row)
+        self.edits.slice_rows(first_row, logits.shape[0]).apply_inplace(logits)
+
+    def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
+        """What `apply_inplace` would change in `logits`, which stay as they are."""
+        self._check_logits(logits, first_row)
+        return self.edits.slice_rows(first_row, logits.shape[0]).compute_patch(logits)
+
+    @cached_property
+    def edits(self) -> Edits:
+        """What this state does to the logits of all rows."""
+        banned = find_banned(self._rows, self._output_lengths, self.vocab_size)
+        return Edits(
+            profile=self.profile,
+            vocab_size=self.vocab_size,
+            row_splits=self._table.row_splits,
+            keys=self._table.keys,
+            parts={n: p.part(self._rows, self._table) for n, p in PENALTIES.items() if p.is_required(self._rows)},
+            ban_splits=np.searchsorted(banned, np.arange(self.num_rows + 1) * self.vocab_size),
+            banned=banned,
+        )
+
+    @classmethod
+    def _empty(cls, profile: Profile, rows: RowParameters, vocab_size: int) -> PenaltyOrchestrator:
+        table = TokenTable.empty(
+            vocab_size,
+            rows.num_rows,
+            has_sums=PENALTIES[PenaltyName.FREQUENCY].is_required(rows),
+            has_prompt=_needs_prompt(profile, rows),
+        )
+        histories = tuple(History() for _ in range(rows.num_rows))
+        return cls(profile, rows, table, histories, np.zeros(rows.num_rows, np.int64))
+
+    def _count_prompts(self, prompts: list[NDArray[np.int32]]) -> PenaltyOrchestrator:
+        if self._table.in_prompt is None:
+            return self
+        counted = np.flatnonzero(self._rows.repetition != 1).tolist()
+        keys = [np.unique(prompts[row]).astype(np.int64) + row * self.vocab_size for row in counted]
+        table = self._table.ensure(np.concatenate([*keys, np.empty(0, np.int64)]))
+        return self._replace(table.replace(in_prompt=np.ones(len(table.keys), np.bool_)))
+
+    def _append(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> PenaltyOrchestrator:
+        ids = token_ids.tolist()
+        if lengths is None:
+            histories = tuple([h.append(t) for h, t in zip(self._histories, ids, strict=True)])
+            return self._replace(self._count_output(token_ids, None), histories, self._output_lengths + 1)
+        stops = np.cumsum([0, *lengths]).tolist()
+        pieces = [ids[start:stop] for start, stop in pairwise(stops)]
+        histories = tuple(h.extend(piece) if piece else h for h, piece in zip(self._histories, pieces, strict=True))
+        return self._replace(
+            self._count_output(token_ids, lengths),
+            histories,
+            self._output_lengths + np.array(lengths, np.int64),
+        )
+
+    def _count_output(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> TokenTable:
+        rows = np.arange(self.num_rows) if lengths is None else np.repeat(np.arange(self.num_rows), lengths)
+        counted = self._rows.needs_entries()[rows]
+        keys = rows[counted] * self.vocab_size + token_ids[counted]
+        if lengths is None:
+            increments = np.ones(len(keys), np.int32)
+        else:
+            keys, repeats = np.unique(keys, return_counts=True)
+            increments = repeats.astype(np.int32)
+        return self._add_occurrences(self._table.ensure(keys), keys, increments)
+
+    def _add_occurrences(self, table: TokenTable, keys: NDArray[np.int64], increments: NDArray[np.int32]) -> TokenTable:
+        places = table.find(keys)
+        before = table.counts[places]
+        counts, sums = table.counts.copy(), None
+        counts[places] += increments
+        if table.sums is not None:
+            sums = table.sums.copy()
+            penalties = self._rows.frequency[keys // self.vocab_size]
+            sums[places] = extend_sums(self.profile, sums[places], before, increments, penalties)
+        return table.replace(counts=counts, sums=sums)
+
+    def _drop(self, rollback: list[int]) -> PenaltyOrchestrator:
+        needs_entries = self._rows.needs_entries()
+        keys = [
+            self._histories[row].last(count).astype(np.int64) + row * self.vocab_size
+            for row, count in enumerate(rollback)
+            if count and needs_entries[row]
+        ]
+        histories = tuple(h.drop_last(n) if n else h for h, n in zip(self._histories, rollback, strict=True))
+        distinct, repeats = np.unique(np.concatenate([*keys, np.empty(0, np.int64)]), return_counts=True)
+        table = self._remove_occurrences(distinct, repeats.astype(np.int32))
+        return self._replace(table, histories, self._output_lengths - np.array(rollback, np.int64))
+
+    def _remove_occurrences(self, keys: NDArray[np.int64], decrements: NDArray[np.int32]) -> TokenTable:
+        # What is left is added up from nothing, so that the sums have the bits that they had on the way up.
+        places = self._table.find(keys)
+        remaining = self._table.counts[places] - decrements
+        counts = self._table.counts.copy()
+        counts[places] = 0
+        sums = None if self._table.sums is None else self._table.sums.copy()
+        if sums is not None:
+            sums[places] = 0
+        return self._add_occurrences(self._table.replace(counts=counts, sums=sums), keys, remaining).drop_unseen()
+
+    def _release_unneeded(self) -> PenaltyOrchestrator:
+        no_sums = not PENALTIES[PenaltyName.FREQUENCY].is_required(self._rows)
+        no_prompt = not _needs_prompt(self.profile, self._rows)
+        return self._replace(self._table.without(sums=no_sums, in_prompt=no_prompt))
+
+    def _replace(
+        self,
+        table: TokenTable,
+        histories: tuple[History, ...] | None = None,
+        output_lengths: NDArray[np.int64] | None = None,
+    ) -> PenaltyOrchestrator:
+        return PenaltyOrchestrator(
+            self.profile,
+            self._rows,
+            table,
+            self._histories if histories is None else histories,
+            self._output_lengths if output_lengths is None else output_lengths,
+        )
+
+    def _check_rollback(self, rollback: ArrayLike) -> list[int]:
+        counts = np.asarray(rollback)
+        if counts.shape != (self.num_rows,):
+            raise ParameterError("rollback", f"must have shape ({self.num_rows},), one count a row", counts.shape)
+        wrong = np.flatnonzero((counts < 0) | (counts > self._output_lengths))
+        if len(wrong):
+            row = int(wrong[0])
+            rule = f"must be in [0, {self._output_lengths[row]}], the row's output"
+            raise ParameterError(f"rollback[{row}]", rule, int(counts[row]))
+        result: list[int] = counts.tolist()
+        return result
+
+    def _check_logits(self, logits: torch.Tensor, first_row: int) -> None:
+        if logits.dtype not in SUPPORTED_DTYPES:
+            raise ParameterError("logits", "must be float32, float16 or bfloat16", logits.dtype)
+        if logits.dim() != 2 or logits.shape[1] < self.vocab_size:
+            rule = f"must have shape [rows, columns >= {self.vocab_size}]"
+            raise ParameterError("logits", rule, tuple(logits.shape))
+        if not (first_row >= 0 and first_row + logits.shape[0] <= self.num_rows):
+            got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
+            raise ParameterError("logits", f"must hold rows of the batch's {self.num_rows}", got)
+        if 0 in logits.stride() and logits.numel() > 1:
+            raise ParameterError("logits", "must not share memory between its items", logits.stride())
+
+
+def _needs_prompt(profile: Profile, rows: RowParameters) -> bool:
+    return profile.counts_prompt and PENALTIES[PenaltyName.REPETITION].is_required(rows)
+
+
+def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArray[np.int32]:
+    """`token_ids` as int32 [N]; raises `ParameterError` at the first one outside [0, vocab_size)."""
+    ids = np.asarray(token_ids)
+    if ids.size == 0:
+        return np.empty(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ParameterError(field, "must be one dimension of integers", f"{ids.dtype} {ids.shape}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        index = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+        raise ParameterError(f"{field}[{index}]", f"must be in [0, {vocab_size})", int(ids[index]))
+    return ids.astype(np.int32, copy=False)
+
+
+def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: int) -> list[int] | None:
+    """How many tokens each row gets, or None for one each; raises `ParameterError`."""
+    if row_splits is None:
+        if num_tokens != num_rows:
+            raise ParameterError("token_ids", f"must be one a row, {num_rows}, where no row_splits come", num_tokens)
+        return None
+    splits = np.asarray(row_splits)
+    if splits.shape != (num_rows + 1,):
+        raise ParameterError("row_splits", f"must have shape ({num_rows + 1},)", splits.shape)
+    lengths = np.diff(splits)
+    if splits[0] != 0 or splits[-1] != num_tokens or (lengths < 0).any():
+        rule = f"must start with 0, never fall, and end with the number of tokens, {num_tokens}"
+        raise ParameterError("row_splits", rule, splits.tolist())
+    result: list[int] = lengths.tolist()
+    return result
+
+
+def concatenate(states: Iterable[PenaltyOrchestrator]) -> PenaltyOrchestrator:
+    """All rows of one or more states, in order."""
+    first, *rest = states
+    for state in rest:
+        first = first.merge(state)
+    return first

@@ -1,0 +1,88 @@
+"""The penalty parameters of a batch's rows, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logitd.sampling.parameters import to_float32
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from logitd.sampling.parameters import PenaltyParameters
+
+
+@dataclass(frozen=True, slots=True)
+class RowParameters:
+    """Immutable columns over R rows.
+
+    Attributes
+    ----------
+    repetition, frequency, presence : float32 [R]
+        Rounded to fp32, in which all work is done.
+    min_new_tokens : int64 [R]
+    stop_token_ids : tuple of R int64 arrays
+        Each distinct and ascending; empty where nothing is ever banned.
+    """
+
+    repetition: NDArray[np.float32]
+    frequency: NDArray[np.float32]
+    presence: NDArray[np.float32]
+    min_new_tokens: NDArray[np.int64]
+    stop_token_ids: tuple[NDArray[np.int64], ...]
+
+    @classmethod
+    def of(cls, parameters: Sequence[PenaltyParameters]) -> RowParameters:
+        """The columns of validated parameters."""
+        return cls(
+            repetition=_column([p.repetition_penalty for p in parameters]),
+            frequency=_column([p.frequency_penalty for p in parameters]),
+            presence=_column([p.presence_penalty for p in parameters]),
+            min_new_tokens=np.array([p.min_new_tokens for p in parameters], np.int64),
+            stop_token_ids=tuple(_stop_set(p) for p in parameters),
+        )
+
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.repetition)
+
+    def needs_entries(self) -> NDArray[np.bool_]:
+        """Bool [R]: rows with a penalty that depends on which tokens were seen."""
+        return (self.repetition != 1) | (self.frequency != 0) | (self.presence != 0)
+
+    def gather(self, rows: NDArray[np.int64]) -> RowParameters:
+        """The columns of `rows`, in that order."""
+        return RowParameters(
+            self.repetition[rows],
+            self.frequency[rows],
+            self.presence[rows],
+            self.min_new_tokens[rows],
+            tuple(self.stop_token_ids[row] for row in rows.tolist()),
+        )
+
+    def concatenate(self, other: RowParameters) -> RowParameters:
+        """These rows and then the other's."""
+        return RowParameters(
+            np.concatenate((self.repetition, other.repetition)),
+            np.concatenate((self.frequency, other.frequency)),
+            np.concatenate((self.presence, other.presence)),
+            np.concatenate((self.min_new_tokens, other.min_new_tokens)),
+            self.stop_token_ids + other.stop_token_ids,
+        )
+
+
+def _column(values: list[float]) -> NDArray[np.float32]:
+    # Adding zero turns -0.0, which is as neutral as 0.0, into the one that leaves every bit of a logit alone.
+    return np.array([to_float32(value) for value in values], np.float32) + np.float32(0)
+
+
+def _stop_set(parameters: PenaltyParameters) -> NDArray[np.int64]:
+    if parameters.min_new_tokens == 0:
+        return np.empty(0, np.int64)
+    return np.unique(np.array(parameters.stop_token_ids, np.int64))

@@ -1,0 +1,196 @@
+"""The sparse state of a batch: which token ids each row has seen, and how often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_Item = TypeVar("_Item", bound=np.generic)
+_MANY_VALUES = 256
+
+
+@dataclass(frozen=True)
+class TokenTable:
+    """Immutable entries (row, token id), ordered by row, then by id; N entries over R rows.
+
+    A key is ``row * vocab_size + token id``, so that one sorted array finds the tokens of all rows at once and is,
+    where logits are as wide as the vocabulary, the place of the entry in them.
+
+    Attributes
+    ----------
+    keys : int64 [N], ascending
+    counts : int32 [N]
+        Occurrences in the output.
+    sums : float32 [N] or None
+        Accumulated frequency penalties; None when no row has one.
+    in_prompt : bool [N] or None
+        Whether the prompt has the id too; None when no row counts its prompt.
+    """
+
+    vocab_size: int
+    num_rows: int
+    keys: NDArray[np.int64]
+    counts: NDArray[np.int32]
+    sums: NDArray[np.float32] | None
+    in_prompt: NDArray[np.bool_] | None
+
+    @classmethod
+    def empty(cls, vocab_size: int, num_rows: int, *, has_sums: bool, has_prompt: bool) -> TokenTable:
+        """A table without entries that has the columns asked for."""
+        return cls(
+            vocab_size,
+            num_rows,
+            np.empty(0, np.int64),
+            np.empty(0, np.int32),
+            np.empty(0, np.float32) if has_sums else None,
+            np.empty(0, np.bool_) if has_prompt else None,
+        )
+
+    @cached_property
+    def row_splits(self) -> NDArray[np.int64]:
+        """Int64 [R + 1]: entries [row_splits[i], row_splits[i + 1]) are row i's."""
+        return np.searchsorted(self.keys, np.arange(self.num_rows + 1) * self.vocab_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the entries."""
+        columns = (self.keys, self.counts, self.sums, self.in_prompt)
+        return sum(column.nbytes for column in columns if column is not None)
+
+    def ensure(self, keys: NDArray[np.int64]) -> TokenTable:
+        """This table with an entry of count 0 for each of `keys` (ascending, distinct) that it lacks."""
+        places = np.searchsorted(self.keys, keys)
+        missing = ~_found_at(self.keys, keys, places)
+        if not missing.any():
+            return self
+        where, new = places[missing], keys[missing]
+        return TokenTable(
+            self.vocab_size,
+            self.num_rows,
+            _insert(self.keys, where, new),
+            _insert(self.counts, where, np.zeros(len(new), np.int32)),
+            None if self.sums is None else _insert(self.sums, where, np.zeros(len(new), np.float32)),
+            None if self.in_prompt is None else _insert(self.in_prompt, where, np.zeros(len(new), np.bool_)),
+        )
+
+    def find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of `keys`, all of which have an entry."""
+        return np.searchsorted(self.keys, keys)
+
+    def replace(
+        self,
+        *,
+        counts: NDArray[np.int32] | None = None,
+        sums: NDArray[np.float32] | None = None,
+        in_prompt: NDArray[np.bool_] | None = None,
+    ) -> TokenTable:
+        """This table with other columns."""
+        return TokenTable(
+            self.vocab_size,
+            self.num_rows,
+            self.keys,
+            self.counts if counts is None else counts,
+            self.sums if sums is None else sums,
+            self.in_prompt if in_prompt is None else in_prompt,
+        )
+
+    def drop_unseen(self) -> TokenTable:
+        """This table without the entries that neither output nor prompt has any more."""
+        seen = self.counts > 0
+        if self.in_prompt is not None:
+            seen |= self.in_prompt
+        return self if seen.all() else self._take(np.flatnonzero(seen), self.keys[seen], self.num_rows)
+
+    def gather(self, rows: NDArray[np.int64]) -> TokenTable:
+        """The entries of `rows` (any order, repeats allowed), renumbered 0, 1, ..."""
+        first, lengths = self.row_splits[rows], np.diff(self.row_splits)[rows]
+        new_first = np.cumsum(lengths) - lengths
+        places = np.repeat(first - new_first, lengths) + np.arange(lengths.sum())
+        shift = (np.arange(len(rows)) - rows) * self.vocab_size
+        return self._take(places, self.keys[places] + np.repeat(shift, lengths), len(rows))
+
+    def concatenate(self, other: TokenTable) -> TokenTable:
+        """The rows of this table and then the other's; a side that lacks a column gets its neutral value."""
+        return TokenTable(
+            self.vocab_size,
+            self.num_rows + other.num_rows,
+            np.concatenate((self.keys, other.keys + self.num_rows * self.vocab_size)),
+            np.concatenate((self.counts, other.counts)),
+            _concatenate_optional(self.sums, other.sums, len(self.keys), len(other.keys)),
+            _concatenate_optional(self.in_prompt, other.in_prompt, len(self.keys), len(other.keys)),
+        )
+
+    def without(self, *, sums: bool, in_prompt: bool) -> TokenTable:
+        """This table without the columns that are named and no row needs."""
+        return TokenTable(
+            self.vocab_size,
+            self.num_rows,
+            self.keys,
+            self.counts,
+            None if sums else self.sums,
+            None if in_prompt else self.in_prompt,
+        )
+
+    def _take(self, places: NDArray[np.int64], keys: NDArray[np.int64], num_rows: int) -> TokenTable:
+        return TokenTable(
+            self.vocab_size,
+            num_rows,
+            keys,
+            self.counts[places],
+            None if self.sums is None else self.sums[places],
+            None if self.in_prompt is None else self.in_prompt[places],
+        )
+
+
+def merge_sorted(
+    keys: NDArray[np.int64], more: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Both ascending, distinct arrays in one.
+
+    Returns
+    -------
+    merged, place_of_keys, place_of_more : int64 arrays
+        The union, and where in it each key of either array stands.
+    """
+    places = np.searchsorted(keys, more)
+    missing = ~_found_at(keys, more, places)
+    merged = _insert(keys, places[missing], more[missing])
+    return merged, np.searchsorted(merged, keys), np.searchsorted(merged, more)
+
+
+def _found_at(keys: NDArray[np.int64], wanted: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    if len(keys) == 0:
+        return np.zeros(len(wanted), np.bool_)
+    return keys[np.minimum(places, len(keys) - 1)] == wanted
+
+
+def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: NDArray[_Item]) -> NDArray[_Item]:
+    # Slices move whole runs; np.insert goes through a mask and costs twice as much for a handful of values.
+    if len(values) > _MANY_VALUES:
+        return np.insert(column, places, values)
+    out = np.empty(len(column) + len(values), column.dtype)
+    start = 0
+    for number, place in enumerate(places.tolist()):
+        out[start + number : place + number] = column[start:place]
+        out[place + number] = values[number]
+        start = place
+    out[start + len(values) :] = column[start:]
+    return out
+
+
+def _concatenate_optional(
+    left: NDArray[_Item] | None, right: NDArray[_Item] | None, num_left: int, num_right: int
+) -> NDArray[_Item] | None:
+    if left is None and right is None:
+        return None
+    present = left if left is not None else right
+    assert present is not None
+    left = np.zeros(num_left, present.dtype) if left is None else left
+    right = np.zeros(num_right, present.dtype) if right is None else right
+    return np.concatenate((left, right))
