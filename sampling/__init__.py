@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from logitd.sampling.edits import Edits, Patch
 from logitd.sampling.errors import ParameterError
-from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart
+from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart, check_token_ids
 from logitd.sampling.parameters import PenaltyParameters
 from logitd.sampling.profiles import DEFAULT_PROFILE, PROFILES, PenaltyName, Profile
 
@@ -19,4 +19,5 @@ __all__ = [
     "PenaltyParameters",
     "Profile",
     "RowStart",
+    "check_token_ids",
 ]

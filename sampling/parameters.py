@@ -40,6 +40,13 @@ class PenaltyParameters:
     min_new_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
 
+    @property
+    def is_required(self) -> bool:
+        """Whether any of them can change a logit."""
+        additive = to_float32(self.frequency_penalty) != 0 or to_float32(self.presence_penalty) != 0
+        bans = self.min_new_tokens > 0 and len(self.stop_token_ids) > 0
+        return to_float32(self.repetition_penalty) != 1 or additive or bans
+
     def validate(self, profile: Profile, vocab_size: int) -> None:
         """Raise `ParameterError` for the first parameter that is out of the profile's range."""
         self._validate_repetition(profile)

@@ -1,0 +1,119 @@
+"""The client of logitd: numpy arrays in, processed logits or the next beams out.
+
+    from logitd.client import Client, Penalties, Sequence
+
+    with Client("unix:/run/logitd.sock") as client:
+        sequences = [Sequence(penalties=Penalties(repetition_penalty=1.3))]
+        with client.create_batch(sequences, vocab_size=32000) as batch:
+            token_ids = None
+            for _ in range(100):
+                logits = batch.apply(model_logits(), token_ids)
+                token_ids = logits.argmax(axis=1)
+
+`AsyncClient` is the same for asyncio. Nothing here needs torch; bfloat16 is carried as uint16, see `to_bfloat16`.
+"""
+
+from __future__ import annotations
+
+from logitd.client._aio import AsyncBeamBatch, AsyncClient, AsyncPenaltyBatch
+from logitd.client._arrays import from_bfloat16, to_bfloat16
+from logitd.client._exceptions import (
+    AlreadyExistsError,
+    BatchBusyError,
+    BatchClosedError,
+    BatchesDifferError,
+    BatchNotFoundError,
+    BatchStateError,
+    ClientClosedError,
+    DeadlineExceededError,
+    ErrorDetails,
+    FailedPreconditionError,
+    FieldViolation,
+    InvalidArgumentError,
+    LogitdError,
+    NotFoundError,
+    NotSupportedError,
+    ProtocolError,
+    RegionNotFoundError,
+    ResourceExhaustedError,
+    RevisionMismatchError,
+    RpcError,
+    StepTimeoutError,
+    UidMismatchError,
+    UnansweredStepError,
+    UnavailableError,
+    WrongBatchKindError,
+)
+from logitd.client._sync import BeamBatch, Client, PenaltyBatch
+from logitd.client._types import (
+    BatchInfo,
+    Beam,
+    BeamRule,
+    BeamSearchState,
+    BeamStep,
+    Capabilities,
+    EarlyStopping,
+    FinishReason,
+    Hypothesis,
+    Limits,
+    LiveBeam,
+    Penalties,
+    Profile,
+    RowLayout,
+    SearchStep,
+    Sequence,
+    SparsePatch,
+)
+
+__all__ = [
+    "AlreadyExistsError",
+    "AsyncBeamBatch",
+    "AsyncClient",
+    "AsyncPenaltyBatch",
+    "BatchBusyError",
+    "BatchClosedError",
+    "BatchInfo",
+    "BatchNotFoundError",
+    "BatchStateError",
+    "BatchesDifferError",
+    "Beam",
+    "BeamBatch",
+    "BeamRule",
+    "BeamSearchState",
+    "BeamStep",
+    "Capabilities",
+    "Client",
+    "ClientClosedError",
+    "DeadlineExceededError",
+    "EarlyStopping",
+    "ErrorDetails",
+    "FailedPreconditionError",
+    "FieldViolation",
+    "FinishReason",
+    "Hypothesis",
+    "InvalidArgumentError",
+    "Limits",
+    "LiveBeam",
+    "LogitdError",
+    "NotFoundError",
+    "NotSupportedError",
+    "Penalties",
+    "PenaltyBatch",
+    "Profile",
+    "ProtocolError",
+    "RegionNotFoundError",
+    "ResourceExhaustedError",
+    "RevisionMismatchError",
+    "RowLayout",
+    "RpcError",
+    "SearchStep",
+    "Sequence",
+    "SparsePatch",
+    "StepTimeoutError",
+    "UidMismatchError",
+    "UnansweredStepError",
+    "UnavailableError",
+    "WrongBatchKindError",
+    "from_bfloat16",
+    "to_bfloat16",
+]

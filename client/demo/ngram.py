@@ -1,0 +1,186 @@
+"""A language model small enough to be built from a book at every start, in numpy alone.
+
+The book, `corpus.txt` beside this file, is "Alice's Adventures in Wonderland" by Lewis Carroll, the whole
+narrative. It was published in 1865 and its author died in 1898, so it is in the public domain everywhere.
+The transcription is a common plain-text one, here without title, chapter headings and editor's notes, its
+quotation marks and dashes set as such and its emphasis by capitals undone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from importlib.resources import files
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+
+__all__ = ["DEFAULT_PROMPT", "SHORT_PROMPT", "NgramModel", "NgramSession", "load_ngram"]
+
+DEFAULT_PROMPT = "Alice looked at the"
+"""Greedy decoding from here ends in a loop."""
+
+SHORT_PROMPT = "The Gryphon"
+"""Greedy decoding from here ends its paragraph at once: a case for min_new_tokens."""
+
+ORDER = 3
+# Leaving this much of every count to the shorter contexts keeps the model from reciting the book.
+DISCOUNT = 0.9
+
+_EOS = "\n\n"
+_TOKEN = re.compile(r"\n\s*\n|'?[A-Za-z0-9]+(?:['-][A-Za-z0-9]+)*|[^\sA-Za-z0-9]")
+_NO_SPACE_BEFORE = frozenset(".,;:!?”’)—") | {_EOS}
+_NO_SPACE_AFTER = frozenset("“‘(—") | {_EOS}
+
+
+class _Continuations(NamedTuple):
+    """What followed one context in the corpus."""
+
+    token_ids: npt.NDArray[np.int64]
+    # Sums with `backoff` to 1.
+    probabilities: npt.NDArray[np.float64]
+    # The share left to the next shorter context.
+    backoff: float
+
+
+class NgramModel:
+    """An interpolated n-gram model over words and punctuation marks.
+
+    Probabilities follow absolute discounting (Ney, Essen and Kneser, 1994): with c(hw) the count of w after
+    the context h, c(h) the count of h, t(h) the number of different words after it, and h' the context
+    without its first word,
+
+        p(w | h) = max(c(hw) - D, 0) / c(h) + D * t(h) / c(h) * p(w | h')
+
+    down to the uniform distribution, so that no probability is zero. The end-of-sequence token ends a
+    paragraph; it also stands before the first word of a text.
+    """
+
+    def __init__(self, text: str, order: int = ORDER, discount: float = DISCOUNT) -> None:
+        """Counts `text`, whose paragraphs are separated by empty lines, in contexts of up to order - 1."""
+        words = [*_tokenize(text.strip()), _EOS]
+        self._words = [_EOS, *sorted(set(words) - {_EOS})]
+        self._ids = {word: i for i, word in enumerate(self._words)}
+        self._order = order
+        self._contexts = _continuations([self._ids[word] for word in words], order, discount)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._words)
+
+    @property
+    def eos_token_id(self) -> int:
+        return self._ids[_EOS]
+
+    @property
+    def default_prompt(self) -> str:
+        return DEFAULT_PROMPT
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text; an empty line is the end-of-sequence token.
+
+        Raises:
+            ValueError: a word is not in the vocabulary, capitalised or not.
+        """
+        return [self._token_id(word) for word in _tokenize(text)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, spaced as in print."""
+        words = [self._words[i] for i in token_ids]
+        pieces = words[:1]
+        for before, word in pairwise(words):
+            glued = before in _NO_SPACE_AFTER or word in _NO_SPACE_BEFORE
+            pieces.append(word if glued else f" {word}")
+        return "".join(pieces)
+
+    def next_logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Natural log probabilities [V] of the next token, finite; the same for the same history."""
+        probabilities = np.full(self.vocab_size, 1.0 / self.vocab_size)
+        # Only the last order - 1 tokens matter, the last of none being the start of a paragraph.
+        history = (self.eos_token_id, *token_ids[-self._order :])
+        for length in range(self._order):
+            seen = self._contexts.get(history[len(history) - length :])
+            if seen is None:
+                break
+            probabilities *= seen.backoff
+            probabilities[seen.token_ids] += seen.probabilities
+        return np.log(probabilities).astype(np.float32)
+
+    def next_logits_batch(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+        """Natural log probabilities [R, V] after R histories."""
+        return np.stack([self.next_logits(row) for row in rows])
+
+    def session(self) -> NgramSession:
+        return NgramSession(self)
+
+    def _token_id(self, word: str) -> int:
+        for form in (word, word.lower(), word.capitalize()):
+            if form in self._ids:
+                return self._ids[form]
+        raise ValueError(f"every word must occur in the corpus, got {word!r}")
+
+
+class NgramSession:
+    """A decode with an n-gram model: the histories of its rows."""
+
+    def __init__(self, model: NgramModel) -> None:
+        self._model = model
+        self._rows: list[tuple[int, ...]] = []
+
+    def start(self, prompt_ids: Sequence[int], rows: int = 1) -> npt.NDArray[np.float32]:
+        """Begins `rows` copies of the prompt, dropping what came before; logits [rows, V]."""
+        self._rows = [tuple(prompt_ids)] * rows
+        return self._model.next_logits_batch(self._rows)
+
+    def step(self, parent_rows: Sequence[int], token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Makes new row i the history of old row `parent_rows[i]` plus `token_ids[i]`; logits [R, V].
+
+        Raises:
+            ValueError: the arguments differ in length.
+        """
+        pairs = zip(parent_rows, token_ids, strict=True)
+        self._rows = [(*self._rows[parent], token_id) for parent, token_id in pairs]
+        return self._model.next_logits_batch(self._rows)
+
+
+def load_ngram() -> NgramModel:
+    """The model of the book in this package."""
+    return NgramModel(files("logitd.client.demo").joinpath("corpus.txt").read_text(encoding="utf-8"))
+
+
+def _tokenize(text: str) -> list[str]:
+    return [_EOS if token.isspace() else token for token in _TOKEN.findall(_as_printed(text))]
+
+
+def _as_printed(text: str) -> str:
+    """Typewriter quotation marks and dashes as the corpus has them; an apostrophe stays straight."""
+    text = text.replace("--", "—")
+    text = re.sub(r"(?<=[A-Za-z])’(?=[A-Za-z])", "'", text)
+    text = re.sub(r'(?<![^\s(—])"', "“", text)
+    return text.replace('"', "”")
+
+
+def _continuations(
+    token_ids: Sequence[int], order: int, discount: float
+) -> dict[tuple[int, ...], _Continuations]:
+    counts: dict[tuple[int, ...], Counter[int]] = {}
+    for end, token_id in enumerate(token_ids):
+        for length in range(min(order, end + 1)):
+            counts.setdefault(tuple(token_ids[end - length : end]), Counter())[token_id] += 1
+    return {context: _discounted(following, discount) for context, following in counts.items()}
+
+
+def _discounted(following: Counter[int], discount: float) -> _Continuations:
+    total = following.total()
+    counts = np.fromiter(following.values(), np.float64, len(following))
+    return _Continuations(
+        np.fromiter(following, np.int64, len(following)),
+        (counts - discount) / total,
+        discount * len(following) / total,
+    )

@@ -1,0 +1,89 @@
+"""A beam batch: a search a sequence, and the searches behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logitd.sampling import ParameterError, PenaltyOrchestrator, RowStart
+from logitd.sampling.beam import BeamSearch
+from logitd.service.batch import Batch
+from logitd.service.beam_messages import locate_error, read_request, write_request
+from logitd.service.codec import write_int32
+from logitd.service.names import PROFILE_NAMES, RULES_BY_NUMBER
+from logitd.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from logitd.sampling.beam import RequestStart
+    from logitd.service.creation import BatchPlan, SequencePlan
+
+
+class BeamBatch(Batch):
+    """Sequences in batch order; `search` has a request for each, whose rows are its live beams."""
+
+    kind = types_pb2.BATCH_KIND_BEAM
+
+    def __init__(self, plan: BatchPlan) -> None:
+        super().__init__(plan)
+        self.sequences = plan.sequences
+        requests = [read_request(f"sequences[{i}].beams", s) for i, s in enumerate(plan.sequences)]
+        try:
+            self.search = BeamSearch.start(
+                RULES_BY_NUMBER[plan.beam_rule].name,
+                plan.vocab_size,
+                requests,
+                _start_penalties(plan, requests),
+                allow_penalty_extension=plan.allow_penalty_extension,
+            )
+        except ParameterError as error:
+            raise locate_error(error) from error
+
+    @property
+    def num_rows(self) -> int:
+        return self.search.num_rows
+
+    def advance(self, search: BeamSearch, remaining: Sequence[int]) -> None:
+        """Take the next search, and the sequences (by their place before) that go on in it."""
+        self.search = search
+        self.sequences = tuple(self.sequences[index] for index in remaining)
+
+    def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
+        return write_layouts(self.sequences, self.search)
+
+    def sequence_messages(self, *, is_full: bool) -> Sequence[types_pb2.Sequence]:
+        return [self._sequence_message(index, is_full) for index in range(len(self.sequences))]
+
+    def _sequence_message(self, index: int, is_full: bool) -> types_pb2.Sequence:
+        message = types_pb2.Sequence()
+        message.CopyFrom(self.sequences[index].message)
+        if is_full:
+            message.prompt_token_ids = write_int32(self.sequences[index].prompt_token_ids)
+            message.beams.CopyFrom(write_request(self.search.snapshot(index)))
+        return message
+
+
+def write_layouts(sequences: Sequence[SequencePlan], search: BeamSearch) -> list[types_pb2.RowLayout]:
+    """The rows of each sequence's search."""
+    splits = search.row_splits.tolist()
+    return [
+        types_pb2.RowLayout(
+            sequence_id=sequence.message.sequence_id,
+            first_row=splits[index],
+            row_count=splits[index + 1] - splits[index],
+        )
+        for index, sequence in enumerate(sequences)
+    ]
+
+
+def _start_penalties(plan: BatchPlan, requests: Sequence[RequestStart]) -> PenaltyOrchestrator | None:
+    # None where nobody asks for any, so that neither the step nor the VLLM rules meet penalties that do nothing.
+    starts = [sequence.row_start for sequence in plan.sequences]
+    if not any(start.parameters.is_required for start in starts):
+        return None
+    rows = [
+        RowStart(start.parameters, start.prompt_token_ids, beam_tokens)
+        for start, request in zip(starts, requests, strict=True)
+        for beam_tokens in ([beam.token_ids for beam in request.live_beams] or [()])
+    ]
+    return PenaltyOrchestrator.create(PROFILE_NAMES[plan.profile], plan.vocab_size, rows)

@@ -1,0 +1,66 @@
+"""The command ``logitd``."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from logitd.service.config import ConfigError, ServerConfig, add_arguments, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_DESCRIPTION = """\
+Serve logit post-processing over gRPC: repetition, frequency and presence penalties, min_new_tokens, and beam search,
+with the exact numerics of SGLang, vLLM or Transformers, chosen by name. The contract is proto/logitd/v1/service.proto.
+
+Every flag can also be set by the environment variable in its line; a flag wins over a variable.
+"""
+_EPILOG = """\
+examples:
+  logitd serve                                             TCP on 127.0.0.1:50051
+  logitd serve --listen '' --unix-socket /run/logitd.sock  a Unix socket alone, for a decoder on the same node
+  logitd serve --listen 0.0.0.0:50051                      every interface; mind that nobody has to log in
+
+SIGTERM and SIGINT stop it: health turns NOT_SERVING, calls that run may finish, then it exits with 0.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``logitd`` and return its exit status: 0, or 2 for settings that break a rule."""
+    arguments = _make_parser().parse_args(argv)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    try:
+        asyncio.run(_serve(load_config(arguments)))
+    except ConfigError as error:
+        sys.stderr.write(f"logitd: {error}\n")
+        return 2
+    return 0
+
+
+async def _serve(config: ServerConfig) -> None:
+    from logitd.service.server import LogitServer  # torch takes a second to load: not before the settings are right
+
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with LogitServer(config):
+        await stop.wait()
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="logitd", description="Logit post-processing as a gRPC service.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = commands.add_parser(
+        "serve",
+        help="run the server",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_arguments(serve)
+    return parser

@@ -1,0 +1,109 @@
+"""Bytes on the wire to arrays and tensors, and back. Every byte trick of the server is here."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from google.protobuf.message import DecodeError, Message
+
+from logitd.service.errors import InvalidField, MalformedMessage, NotSupported
+from logitd.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_M = TypeVar("_M", bound=Message)
+
+TORCH_DTYPES: dict[int, torch.dtype] = {
+    types_pb2.DATA_TYPE_FP32: torch.float32,
+    types_pb2.DATA_TYPE_FP16: torch.float16,
+    types_pb2.DATA_TYPE_BF16: torch.bfloat16,
+}
+_MAX_DIMENSION = 2**31 - 1
+
+if sys.byteorder != "little":  # arrays are viewed, not converted
+    raise ImportError("logitd.service needs a little-endian machine")
+
+
+def parse(message_type: type[_M], data: bytes) -> _M:
+    """The message in `data`; raises `MalformedMessage`."""
+    try:
+        return message_type.FromString(data)
+    except DecodeError as error:
+        raise MalformedMessage(message_type.DESCRIPTOR.full_name, len(data)) from error
+
+
+def read_int32(path: str, data: bytes) -> NDArray[np.int32]:
+    """An int32 array field, [N]; shares the bytes."""
+    return _read_array(path, data, np.dtype(np.int32))
+
+
+def read_float64(path: str, data: bytes) -> NDArray[np.float64]:
+    """A float64 array field, [N]; shares the bytes."""
+    return _read_array(path, data, np.dtype(np.float64))
+
+
+def write_int32(array: NDArray[np.integer]) -> bytes:
+    """An integer array as the bytes of int32[N]."""
+    return array.astype(np.int32, copy=False).tobytes()
+
+
+def write_float64(array: NDArray[np.floating]) -> bytes:
+    """A float array as the bytes of float64[N]."""
+    return array.astype(np.float64, copy=False).tobytes()
+
+
+def read_logits(path: str, tensor: types_pb2.Tensor, *, vocab_size: int, max_columns: int) -> torch.Tensor:
+    """A logits tensor [rows >= 1, columns >= vocab_size] of its own, writable memory.
+
+    Raises `InvalidField` for a wrong type, shape or byte count; nothing is allocated before all of it is checked.
+    """
+    if tensor.data_type not in TORCH_DTYPES:
+        raise InvalidField(f"{path}.data_type", "must be FP32, FP16 or BF16", tensor.data_type)
+    dtype = TORCH_DTYPES[tensor.data_type]
+    rows, columns = _check_shape(f"{path}.shape", list(tensor.shape), vocab_size, max_columns)
+    if tensor.HasField("shared_memory"):
+        raise NotSupported("logits in shared memory")
+    if not tensor.HasField("data"):
+        raise InvalidField(f"{path}.data", "must be set", "nothing")
+    data = tensor.data
+    num_bytes = rows * columns * dtype.itemsize
+    if len(data) != num_bytes:
+        rule = f"must have {num_bytes} bytes, {rows} x {columns} x {dtype.itemsize}"
+        raise InvalidField(f"{path}.data", rule, f"{len(data)} bytes")
+    return torch.frombuffer(bytearray(data), dtype=dtype).view(rows, columns)
+
+
+def write_tensor(tensor: torch.Tensor, data_type: types_pb2.DataType) -> types_pb2.Tensor:
+    """A contiguous CPU tensor as a message."""
+    return types_pb2.Tensor(data_type=data_type, shape=tensor.shape, data=write_items(tensor))
+
+
+def write_items(tensor: torch.Tensor) -> bytes:
+    """The items of a contiguous CPU tensor."""
+    if tensor.dtype == torch.bfloat16:  # numpy has no such type; its bits pass as int16
+        tensor = tensor.view(torch.int16)
+    return tensor.numpy().tobytes()
+
+
+def _read_array(path: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
+    if len(data) % dtype.itemsize:
+        raise InvalidField(path, f"must have a multiple of {dtype.itemsize} bytes", f"{len(data)} bytes")
+    return np.frombuffer(data, dtype)
+
+
+def _check_shape(path: str, shape: list[int], vocab_size: int, max_columns: int) -> tuple[int, int]:
+    if len(shape) != 2:
+        raise InvalidField(path, "must be [rows, columns]", shape)
+    rows, columns = shape
+    if not 1 <= rows <= _MAX_DIMENSION:
+        raise InvalidField(f"{path}[0]", f"must be in [1, {_MAX_DIMENSION}]", rows)
+    most = max(max_columns, vocab_size)
+    if not vocab_size <= columns <= most:
+        raise InvalidField(f"{path}[1]", f"must be in [{vocab_size}, {most}], vocab_size or wider", columns)
+    assert math.prod(shape) <= _MAX_DIMENSION * most
+    return rows, columns

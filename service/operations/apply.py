@@ -1,0 +1,92 @@
+"""Apply: logits in, processed logits out; token ids that come along are committed first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logitd.service.codec import parse, read_logits, write_int32, write_items, write_tensor
+from logitd.service.errors import InvalidField, NotSupported
+from logitd.service.identity import Standing, read_target
+from logitd.service.rows import check_rows
+from logitd.v1 import service_pb2, types_pb2
+
+if TYPE_CHECKING:
+    import torch
+
+    from logitd.sampling import PenaltyOrchestrator
+    from logitd.service.identity import Target
+    from logitd.service.operations.context import OperationContext
+    from logitd.service.penalty_batch import PenaltyBatch
+
+_METHOD = "Apply"
+SUPPORTED_FORMS = (types_pb2.APPLY_FORM_DENSE, types_pb2.APPLY_FORM_SPARSE)
+
+
+class ApplyStream:
+    """One stream's messages, each a step or a chunk of rows of one."""
+
+    def __init__(self, context: OperationContext) -> None:
+        self._context = context
+
+    def step(self, data: bytes) -> bytes:
+        """Commit the message's token ids, if any, and answer for its rows."""
+        request = parse(service_pb2.ApplyRequest, data)
+        form = _read_form(request)
+        target = read_target(request.target, is_mutation=request.HasField("tokens"))
+        batch = self._context.find_penalty_batch(target, _METHOD)
+        state = _compute_state(batch, target, request)
+        logits = self._read_rows(batch, request)
+        response = service_pb2.ApplyResponse(first_row=request.first_row, draining=self._context.is_draining)
+        _fill_result(response, form, state, logits, request)
+        if state is not batch.state:
+            batch.state = state
+            batch.commit(target, _METHOD)
+        response.revision = batch.revision
+        return response.SerializeToString()
+
+    def _read_rows(self, batch: PenaltyBatch, request: service_pb2.ApplyRequest) -> torch.Tensor:
+        if not request.HasField("logits"):
+            raise InvalidField("logits", "must be set", "nothing")
+        check_rows("logits", request.first_row, list(request.logits.shape)[:1], batch.num_rows)
+        most = self._context.config.max_vocab_size
+        return read_logits("logits", request.logits, vocab_size=batch.plan.vocab_size, max_columns=most)
+
+
+def _read_form(request: service_pb2.ApplyRequest) -> types_pb2.ApplyForm:
+    form = request.form or types_pb2.APPLY_FORM_DENSE
+    if form not in types_pb2.ApplyForm.values():
+        raise InvalidField("form", "must be DENSE, SPARSE, IN_PLACE or EDITS", form)
+    if form not in SUPPORTED_FORMS:
+        raise NotSupported(types_pb2.ApplyForm.Name(form))
+    if request.HasField("edits_since_revision"):
+        raise InvalidField("edits_since_revision", "must not be set but in form EDITS", request.edits_since_revision)
+    return form
+
+
+def _compute_state(batch: PenaltyBatch, target: Target, request: service_pb2.ApplyRequest) -> PenaltyOrchestrator:
+    # The state to apply: after the message's token ids, unless they are committed already.
+    if not request.HasField("tokens"):
+        batch.check_reading(target)
+        return batch.state
+    if batch.check_mutation(target, _METHOD) is Standing.RETRY:
+        return batch.state
+    return batch.compute_next("tokens", request.tokens)
+
+
+def _fill_result(
+    response: service_pb2.ApplyResponse,
+    form: types_pb2.ApplyForm,
+    state: PenaltyOrchestrator,
+    logits: torch.Tensor,
+    request: service_pb2.ApplyRequest,
+) -> None:
+    data_type = request.logits.data_type
+    if form == types_pb2.APPLY_FORM_DENSE:
+        state.apply_inplace(logits, first_row=request.first_row)
+        response.dense.logits.CopyFrom(write_tensor(logits, data_type))
+        return
+    patch = state.compute_patch(logits, first_row=request.first_row)
+    response.sparse.row_splits = write_int32(patch.row_splits)
+    response.sparse.token_ids = write_int32(patch.token_ids)
+    response.sparse.values = write_items(patch.values)
+    response.sparse.data_type = data_type

@@ -1,0 +1,63 @@
+"""GetCapabilities, and the RPCs that this server does not have yet."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from logitd.service.codec import TORCH_DTYPES, parse
+from logitd.service.errors import NotSupported
+from logitd.service.names import PROFILE_NAMES, RULES_BY_NUMBER
+from logitd.service.operations.apply import SUPPORTED_FORMS
+from logitd.v1 import service_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from google.protobuf.message import Message
+
+    from logitd.service.config import ServerConfig
+    from logitd.service.operations.context import OperationContext
+
+_FEATURES = ("rollback", "chunks", "finish_early", "rebuild")
+
+
+def get_capabilities(context: OperationContext, data: bytes) -> bytes:
+    """What this server does, and its limits."""
+    parse(service_pb2.GetCapabilitiesRequest, data)
+    response = service_pb2.GetCapabilitiesResponse(
+        version=version("logitd"),
+        instance_id=context.registry.instance_id,
+        data_types=sorted(TORCH_DTYPES),
+        devices=["cpu"],
+        profiles=sorted(PROFILE_NAMES),
+        beam_rules=sorted(RULES_BY_NUMBER),
+        apply_forms=sorted(SUPPORTED_FORMS),
+        features=_FEATURES,
+        limits=_limits(context.config),
+    )
+    return response.SerializeToString()
+
+
+def refuse(method: str, message_type: type[Message]) -> Callable[[OperationContext, bytes], bytes]:
+    """An operation that reads its request and answers UNIMPLEMENTED."""
+
+    def operation(_context: OperationContext, data: bytes) -> bytes:
+        parse(message_type, data)
+        raise NotSupported(method)
+
+    return operation
+
+
+def _limits(config: ServerConfig) -> service_pb2.Limits:
+    return service_pb2.Limits(
+        max_message_bytes=config.max_message_bytes,
+        max_batches=config.max_batches,
+        max_rows_per_batch=config.max_rows_per_batch,
+        max_vocab_size=config.max_vocab_size,
+        max_new_tokens=config.max_new_tokens,
+        default_max_new_tokens=config.default_max_new_tokens,
+        max_prompt_tokens=config.max_prompt_tokens,
+        max_stop_token_ids=config.max_stop_token_ids,
+        idle_timeout_seconds=config.idle_timeout_seconds,
+    )

@@ -1,0 +1,38 @@
+"""What the operations share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logitd.service.beam_batch import BeamBatch
+from logitd.service.errors import WrongBatchKind
+from logitd.service.penalty_batch import PenaltyBatch
+
+if TYPE_CHECKING:
+    from logitd.service.config import ServerConfig
+    from logitd.service.identity import Target
+    from logitd.service.registry import BatchRegistry
+
+
+@dataclass(slots=True)
+class OperationContext:
+    """One server's configuration and state; `is_draining` is told in every reply of a step."""
+
+    config: ServerConfig
+    registry: BatchRegistry
+    is_draining: bool = False
+
+    def find_penalty_batch(self, target: Target, method: str) -> PenaltyBatch:
+        """The batch that a call of `method` is for; raises if it is gone or no penalty batch."""
+        batch = self.registry.find(target.batch_id, target.uid)
+        if not isinstance(batch, PenaltyBatch):
+            raise WrongBatchKind(method, "penalty")
+        return batch
+
+    def find_beam_batch(self, target: Target, method: str) -> BeamBatch:
+        """The batch that a call of `method` is for; raises if it is gone or no beam batch."""
+        batch = self.registry.find(target.batch_id, target.uid)
+        if not isinstance(batch, BeamBatch):
+            raise WrongBatchKind(method, "beam")
+        return batch

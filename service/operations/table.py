@@ -1,0 +1,42 @@
+"""Which operation answers which RPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from logitd.service.operations.accumulate import AccumulateStream
+from logitd.service.operations.apply import ApplyStream
+from logitd.service.operations.beam_step import BeamStepStream
+from logitd.service.operations.capabilities import get_capabilities, refuse
+from logitd.service.operations.lifecycle import create_batch, delete_batch, get_batch, list_batches
+from logitd.v1 import service_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logitd.service.operations.context import OperationContext
+
+
+class StepStream(Protocol):
+    """The server's side of one stream."""
+
+    def step(self, data: bytes) -> bytes:
+        """The reply to one message; raises `ServiceError` and changes nothing if it fails."""
+
+
+UNARY: Mapping[str, Callable[[OperationContext, bytes], bytes]] = {
+    "CreateBatch": create_batch,
+    "GetBatch": get_batch,
+    "ListBatches": list_batches,
+    "DeleteBatch": delete_batch,
+    "FilterBatch": refuse("FilterBatch", service_pb2.FilterBatchRequest),
+    "MergeBatches": refuse("MergeBatches", service_pb2.MergeBatchesRequest),
+    "RegisterSharedMemory": refuse("RegisterSharedMemory", service_pb2.RegisterSharedMemoryRequest),
+    "UnregisterSharedMemory": refuse("UnregisterSharedMemory", service_pb2.UnregisterSharedMemoryRequest),
+    "GetCapabilities": get_capabilities,
+}
+STREAMS: Mapping[str, Callable[[OperationContext], StepStream]] = {
+    "Accumulate": AccumulateStream,
+    "Apply": ApplyStream,
+    "BeamStep": BeamStepStream,
+}

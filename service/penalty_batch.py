@@ -1,0 +1,80 @@
+"""A penalty batch: one row a sequence, and the penalty state behind it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logitd.sampling import ParameterError, PenaltyOrchestrator
+from logitd.service.batch import Batch
+from logitd.service.codec import read_int32, write_int32
+from logitd.service.errors import InvalidField
+from logitd.service.names import PROFILE_NAMES
+from logitd.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from logitd.service.creation import BatchPlan
+    from logitd.v1 import service_pb2
+
+# Where the library's names of arguments stand in a TokenUpdate.
+_FIELD_OF_ARGUMENT = {"rollback": "rollback_counts"}
+
+
+class PenaltyBatch(Batch):
+    """Sequences in batch order; `state` has a row for each."""
+
+    kind = types_pb2.BATCH_KIND_PENALTY
+
+    def __init__(self, plan: BatchPlan) -> None:
+        super().__init__(plan)
+        self.sequences = plan.sequences
+        rows = [sequence.row_start for sequence in plan.sequences]
+        self.state = PenaltyOrchestrator.create(PROFILE_NAMES[plan.profile], plan.vocab_size, rows)
+        self._max_new_tokens = np.array([s.message.max_new_tokens for s in plan.sequences], np.int64)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.sequences)
+
+    def compute_next(self, path: str, tokens: service_pb2.TokenUpdate) -> PenaltyOrchestrator:
+        """The state after a token update, aside; raises `InvalidField`."""
+        token_ids = read_int32(f"{path}.token_ids", tokens.token_ids)
+        row_splits = read_int32(f"{path}.row_splits", tokens.row_splits) if tokens.row_splits else None
+        rollback = read_int32(f"{path}.rollback_counts", tokens.rollback_counts) if tokens.rollback_counts else None
+        try:
+            state = self.state.accumulate(token_ids, row_splits, rollback=rollback)
+        except ParameterError as error:
+            name, bracket, index = error.field.partition("[")
+            field = f"{path}.{_FIELD_OF_ARGUMENT.get(name, name)}{bracket}{index}"
+            raise InvalidField(field, error.rule, error.got) from error
+        self._check_lengths(path, state.output_lengths)
+        return state
+
+    def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
+        return [
+            types_pb2.RowLayout(sequence_id=sequence.message.sequence_id, first_row=row, row_count=1)
+            for row, sequence in enumerate(self.sequences)
+        ]
+
+    def sequence_messages(self, *, is_full: bool) -> Sequence[types_pb2.Sequence]:
+        return [self._sequence_message(row, is_full) for row in range(self.num_rows)]
+
+    def _sequence_message(self, row: int, is_full: bool) -> types_pb2.Sequence:
+        message = types_pb2.Sequence()
+        message.CopyFrom(self.sequences[row].message)
+        if is_full:
+            message.prompt_token_ids = write_int32(self.sequences[row].prompt_token_ids)
+            message.output_token_ids = write_int32(self.state.output_token_ids(row))
+        return message
+
+    def _check_lengths(self, path: str, lengths: NDArray[np.int64]) -> None:
+        over = np.flatnonzero(lengths > self._max_new_tokens)
+        if len(over):
+            row = int(over[0])
+            rule = f"must keep sequence {row} within its max_new_tokens, {self._max_new_tokens[row]}"
+            raise InvalidField(f"{path}.token_ids", rule, f"{lengths[row]} output tokens")

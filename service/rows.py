@@ -1,0 +1,14 @@
+"""The rule for which rows of a batch a message may carry."""
+
+from __future__ import annotations
+
+from logitd.service.errors import InvalidField
+
+
+def check_rows(path: str, first_row: int, shape: list[int], num_rows: int) -> None:
+    """Raise `InvalidField` unless the rows of a message, `shape[0]` from `first_row` on, are rows of the batch."""
+    if not 0 <= first_row < num_rows:
+        raise InvalidField("first_row", f"must be in [0, {num_rows})", first_row)
+    if shape and shape[0] > num_rows - first_row:
+        rule = f"must be at most {num_rows - first_row}, the batch's rows from first_row on"
+        raise InvalidField(f"{path}.shape[0]", rule, shape[0])

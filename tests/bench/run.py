@@ -1,0 +1,61 @@
+"""Measure logitd against other ways of doing the same, and write build/bench.json.
+
+Ratios within one run count, not times. A row over its limit is marked; it is no error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import sampling_step
+from harness import FULL, QUICK, Row, Settings
+
+SUITES = (sampling_step,)
+OUTPUT = Path(__file__).parents[2] / "build" / "bench.json"
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    settings = Settings(QUICK if arguments.quick else FULL, arguments.device)
+    rows: list[Row] = []
+    print(format_header())
+    for case in (case for suite in SUITES for case in suite.cases()):
+        if arguments.only in case.name:
+            for row in case.measure(settings):
+                rows.append(row)
+                print(format_row(row), flush=True)
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps([row.to_json() for row in rows], indent=1) + "\n", encoding="utf-8")
+    over = sum(row.is_over for row in rows)
+    print(f"{len(rows)} rows, {over} over their limit; written to {arguments.output}")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", metavar="NAME", help="only rows whose name contains this")
+    parser.add_argument("--quick", action="store_true", help="fewer repeats: under 40 seconds")
+    parser.add_argument("--device", default="cpu", help="where the logits lie (default: %(default)s)")
+    parser.add_argument("--output", type=Path, default=OUTPUT, help="default: build/bench.json of the repository")
+    return parser.parse_args()
+
+
+def format_header() -> str:
+    return f"{'name':34} {'ours ms':>9} {'peer ms':>9} {'ours/peer':>10} {'limit':>9}  peer"
+
+
+def format_row(row: Row) -> str:
+    mark = "  OVER ITS LIMIT" if row.is_over else ""
+    return (
+        f"{row.name:34} {row.ours_ms:9.3f} {row.peer_ms:9.3f} {_fraction(row.ratio):>10} {_fraction(row.limit):>9}"
+        f"  {row.peer}{mark}"
+    )
+
+
+def _fraction(ratio: float) -> str:
+    return f"1/{1 / ratio:.1f}" if ratio < 1 else f"{ratio:.2f}"
+
+
+if __name__ == "__main__":
+    main()
