@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Self
 
 from logitd.service.errors import RevisionMismatch, UidMismatch
 from logitd.service.identity import UID_BYTES, Mutation, Standing, Target
@@ -13,7 +13,7 @@ from logitd.v1 import types_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from logitd.service.creation import BatchPlan
+    from logitd.service.creation import BatchPlan, SequencePlan
 
 
 class Batch(ABC):
@@ -27,9 +27,20 @@ class Batch(ABC):
 
     def __init__(self, plan: BatchPlan) -> None:
         self.plan = plan
+        self.sequences = plan.sequences
         self.uid = secrets.token_bytes(UID_BYTES)
         self.revision = 0
         self.last_mutation: Mutation | None = None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of state when every sequence has output all that it may."""
+        return sum(sequence.reserved_bytes for sequence in self.sequences)
+
+    @property
+    def max_rows(self) -> int:
+        """Rows at most."""
+        return sum(sequence.max_rows for sequence in self.sequences)
 
     def check_uid(self, uid: bytes) -> None:
         """Raise `UidMismatch` unless `uid` names this life of the id."""
@@ -50,6 +61,11 @@ class Batch(ABC):
         if was_next and last is not None and (last.method, last.request_id) == (method, target.request_id):
             return Standing.RETRY
         raise RevisionMismatch(target.expected_revision, self.revision)
+
+    @property
+    def stored_reply(self) -> bytes:
+        """The reply of the last mutation, for its retry."""
+        return self.last_mutation.reply if self.last_mutation is not None else b""
 
     def commit(self, target: Target, method: str, reply: bytes = b"") -> None:
         """Count the revision up and remember the mutation; the state is swapped in the same job."""
@@ -85,6 +101,14 @@ class Batch(ABC):
     @abstractmethod
     def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
         """The rows of every sequence, in batch order."""
+
+    @abstractmethod
+    def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
+        """Keep the sequences at these places, in this order, under these plans."""
+
+    @abstractmethod
+    def merge(self, other: Self) -> None:
+        """Append the sequences of a batch that does not differ in what its plan says of all sequences."""
 
     @abstractmethod
     def sequence_messages(self, *, is_full: bool) -> Sequence[types_pb2.Sequence]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from logitd.sampling import ParameterError, PenaltyOrchestrator, RowStart
 from logitd.sampling.beam import BeamSearch
@@ -26,7 +28,6 @@ class BeamBatch(Batch):
 
     def __init__(self, plan: BatchPlan) -> None:
         super().__init__(plan)
-        self.sequences = plan.sequences
         requests = [read_request(f"sequences[{i}].beams", s) for i, s in enumerate(plan.sequences)]
         try:
             self.search = BeamSearch.start(
@@ -47,6 +48,14 @@ class BeamBatch(Batch):
         """Take the next search, and the sequences (by their place before) that go on in it."""
         self.search = search
         self.sequences = tuple(self.sequences[index] for index in remaining)
+
+    def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
+        self.search = self.search.filter(places)
+        self.sequences = sequences
+
+    def merge(self, other: Self) -> None:
+        self.search = self.search.merge(other.search)
+        self.sequences += other.sequences
 
     def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
         return write_layouts(self.sequences, self.search)
@@ -84,6 +93,6 @@ def _start_penalties(plan: BatchPlan, requests: Sequence[RequestStart]) -> Penal
     rows = [
         RowStart(start.parameters, start.prompt_token_ids, beam_tokens)
         for start, request in zip(starts, requests, strict=True)
-        for beam_tokens in ([beam.token_ids for beam in request.live_beams] or [()])
+        for beam_tokens in ([beam.token_ids for beam in request.live_beams] or [np.empty(0, np.int32)])
     ]
     return PenaltyOrchestrator.create(PROFILE_NAMES[plan.profile], plan.vocab_size, rows)

@@ -83,13 +83,10 @@ def write_hypothesis(hypothesis: Hypothesis) -> types_pb2.Hypothesis:
 
 def write_search_step(sequence: types_pb2.Sequence, step: RequestStep) -> service_pb2.SearchStep:
     """What happened to one search as a message."""
-    reason = types_pb2.FINISH_REASON_UNSPECIFIED
-    if step.finish_reason is not None:
-        reason = FINISH_REASON_NUMBERS[step.finish_reason]
     return service_pb2.SearchStep(
         sequence_id=sequence.sequence_id,
         is_done=step.finish_reason is not None,
-        finish_reason=reason,
+        finish_reason=FINISH_REASON_NUMBERS[step.finish_reason] if step.finish_reason is not None else None,
         entered=[write_hypothesis(hypothesis) for hypothesis in step.entered],
         hypotheses=[write_hypothesis(hypothesis) for hypothesis in step.hypotheses],
         checkpoint=step.checkpoint,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 
-TORCH_DTYPES: dict[int, torch.dtype] = {
+TORCH_DTYPES = {
     types_pb2.DATA_TYPE_FP32: torch.float32,
     types_pb2.DATA_TYPE_FP16: torch.float16,
     types_pb2.DATA_TYPE_BF16: torch.bfloat16,

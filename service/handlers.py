@@ -74,4 +74,4 @@ class Handlers:
 
 
 async def _abort(call: grpc.aio.ServicerContext[bytes, bytes], status: status_pb2.Status) -> None:
-    await call.abort_with_status(rpc_status.to_status(status))  # type: ignore[attr-defined]
+    await call.abort_with_status(rpc_status.to_status(status))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logitd.service.creation import BatchPlan
+    from logitd.service.creation import BatchPlan, SequencePlan
     from logitd.v1 import service_pb2
 
 # Where the library's names of arguments stand in a TokenUpdate.
@@ -32,10 +32,8 @@ class PenaltyBatch(Batch):
 
     def __init__(self, plan: BatchPlan) -> None:
         super().__init__(plan)
-        self.sequences = plan.sequences
         rows = [sequence.row_start for sequence in plan.sequences]
         self.state = PenaltyOrchestrator.create(PROFILE_NAMES[plan.profile], plan.vocab_size, rows)
-        self._max_new_tokens = np.array([s.message.max_new_tokens for s in plan.sequences], np.int64)
 
     @property
     def num_rows(self) -> int:
@@ -55,6 +53,14 @@ class PenaltyBatch(Batch):
         self._check_lengths(path, state.output_lengths)
         return state
 
+    def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
+        self.state = self.state.filter(places)
+        self.sequences = sequences
+
+    def merge(self, other: Self) -> None:
+        self.state = self.state.merge(other.state)
+        self.sequences += other.sequences
+
     def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
         return [
             types_pb2.RowLayout(sequence_id=sequence.message.sequence_id, first_row=row, row_count=1)
@@ -73,8 +79,9 @@ class PenaltyBatch(Batch):
         return message
 
     def _check_lengths(self, path: str, lengths: NDArray[np.int64]) -> None:
-        over = np.flatnonzero(lengths > self._max_new_tokens)
+        most = np.array([sequence.message.max_new_tokens for sequence in self.sequences], np.int64)
+        over = np.flatnonzero(lengths > most)
         if len(over):
             row = int(over[0])
-            rule = f"must keep sequence {row} within its max_new_tokens, {self._max_new_tokens[row]}"
+            rule = f"must keep sequence {row} within its max_new_tokens, {most[row]}"
             raise InvalidField(f"{path}.token_ids", rule, f"{lengths[row]} output tokens")

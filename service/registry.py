@@ -35,7 +35,6 @@ class BatchRegistry:
         self._config = config
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._reserved_bytes = 0
 
     def find_retry(self, plan: BatchPlan) -> Batch | None:
         """The batch that this same plan created, None if its id is free; raises `BatchExists`."""
@@ -50,19 +49,27 @@ class BatchRegistry:
         self._touch(plan.batch_id)
         return entry.batch
 
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of state that the live batches may grow to."""
+        return sum(entry.batch.reserved_bytes for entry in self._entries.values())
+
     def check_room(self, plan: BatchPlan) -> None:
         """Raise `LimitExceeded` if there is no room for a batch of this plan."""
         if len(self._entries) >= self._config.max_batches:
             most = self._config.max_batches
             raise LimitExceeded("TOO_MANY_BATCHES", "max_batches", most, len(self._entries) + 1)
-        wanted = self._reserved_bytes + plan.reserved_bytes
+        self.check_growth(plan.reserved_bytes)
+
+    def check_growth(self, more_bytes: int) -> None:
+        """Raise `LimitExceeded` if the state may not grow by so many bytes."""
+        wanted = self.reserved_bytes + more_bytes
         if wanted > self._config.max_state_bytes:
             raise LimitExceeded("TOO_MUCH_STATE", "max_state_bytes", self._config.max_state_bytes, wanted)
 
     def add(self, batch: Batch) -> None:
         """Take a batch in; its id is free and there is room."""
         self._entries[batch.plan.batch_id] = _Entry(batch, self._clock())
-        self._reserved_bytes += batch.plan.reserved_bytes
 
     def find(self, batch_id: str, uid: bytes) -> Batch:
         """The live batch, used now; raises `BatchNotFound` or `UidMismatch`."""
@@ -77,8 +84,7 @@ class BatchRegistry:
 
     def remove(self, batch_id: str) -> None:
         """Let a live batch go."""
-        entry = self._entries.pop(batch_id)
-        self._reserved_bytes -= entry.batch.plan.reserved_bytes
+        del self._entries[batch_id]
 
     def list_after(self, batch_id: str, count: int) -> list[Batch]:
         """Up to `count` batches whose ids come after `batch_id`, by id."""

@@ -55,7 +55,7 @@ class LogitServer:
     async def start(self) -> None:
         """Listen and serve. Raises `ConfigError` if an address cannot be had."""
         self._server.add_generic_rpc_handlers((Handlers(self.context, self._worker).generic_handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)  # type: ignore[no-untyped-call]
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._config.reflection:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 import torch
 
+from logitd.sampling.beam.chain import unroll
 from logitd.sampling.beam.errors import LogitsError
 from logitd.sampling.beam.hypothesis import FinishReason
 from logitd.sampling.beam.results import BatchStep, RequestStep, ended, going_on
@@ -16,6 +17,7 @@ from logitd.sampling.beam.rule import Outcome, RequestState
 from logitd.sampling.beam.rules import find_rule
 from logitd.sampling.beam.start import RequestStart, begin, describe
 from logitd.sampling.errors import ParameterError
+from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
 
     from logitd.sampling.beam.log_probs import RowLogProbs
     from logitd.sampling.beam.rule import BeamRule
-    from logitd.sampling.orchestrator import PenaltyOrchestrator
 
 _Item = TypeVar("_Item", bound=np.generic)
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -164,12 +165,12 @@ class BeamSearch:
         return BeamSearch(self.rule, self.vocab_size, requests, penalties)
 
     def merge(self, other: BeamSearch) -> BeamSearch:
-        """The requests of this search and then the other's.
+        """The requests of this search and then the other's; a side without penalties gets neutral ones.
 
         Raises
         ------
         ParameterError
-            Another rule or vocabulary, or penalties on one side only.
+            Another rule or vocabulary, or penalties of another profile.
         """
         for field, ours, theirs in (
             ("rule", self.rule.name, other.rule.name),
@@ -177,7 +178,7 @@ class BeamSearch:
         ):
             if ours != theirs:
                 raise ParameterError(field, f"must be {ours}, as on the other side", theirs)
-        penalties = self._merge_penalties(other.penalties)
+        penalties = self._merge_penalties(other)
         return BeamSearch(self.rule, self.vocab_size, self.requests + other.requests, penalties)
 
     def snapshot(self, index: int) -> RequestStart:
@@ -271,12 +272,19 @@ class BeamSearch:
             penalties = penalties.filter(parents).accumulate(token_ids, row_splits)
         return BeamSearch(self.rule, self.vocab_size, tuple(requests), penalties)
 
-    def _merge_penalties(self, theirs: PenaltyOrchestrator | None) -> PenaltyOrchestrator | None:
-        if self.penalties is None and theirs is None:
+    def _merge_penalties(self, other: BeamSearch) -> PenaltyOrchestrator | None:
+        if self.penalties is None and other.penalties is None:
             return None
-        if self.penalties is None or theirs is None:
-            raise ParameterError("penalties", "must be on both sides or on neither", "one side")
-        return self.penalties.merge(theirs)
+        model = self.penalties or other.penalties
+        assert model is not None
+        return self._penalties_like(model).merge(other._penalties_like(model))
+
+    def _penalties_like(self, model: PenaltyOrchestrator) -> PenaltyOrchestrator:
+        if self.penalties is not None:
+            return self.penalties
+        outputs = [unroll(beam.tip).token_ids for request in self.requests for beam in request.beams]
+        neutral = [RowStart(output_token_ids=token_ids) for token_ids in outputs]
+        return PenaltyOrchestrator.create(model.profile.name, self.vocab_size, neutral)
 
 
 def _concatenate(arrays: list[NDArray[_Item]], dtype: type[_Item]) -> NDArray[_Item]:

@@ -43,10 +43,8 @@ class BeamStepStream:
         request = parse(service_pb2.BeamStepRequest, data)
         target = read_target(request.target, is_mutation=True)
         batch = self._context.find_beam_batch(target, _METHOD)
-        standing = batch.check_mutation(target, _METHOD)
-        if standing is Standing.RETRY:
-            assert batch.last_mutation is not None
-            return self._acknowledge(batch) if request.has_more_chunks else batch.last_mutation.reply
+        if batch.check_mutation(target, _METHOD) is Standing.RETRY:
+            return self._acknowledge(batch) if request.has_more_chunks else batch.stored_reply
         chunks = self._gather(batch, target, request)
         if request.has_more_chunks:
             self._target, self._chunks = target, chunks

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from logitd.service.config import ServerConfig
     from logitd.service.operations.context import OperationContext
 
-_FEATURES = ("rollback", "chunks", "finish_early", "rebuild")
+_FEATURES = ("rollback", "filter", "merge", "chunks", "finish_early", "rebuild")
 
 
 def get_capabilities(context: OperationContext, data: bytes) -> bytes:

@@ -9,6 +9,7 @@ from logitd.service.operations.apply import ApplyStream
 from logitd.service.operations.beam_step import BeamStepStream
 from logitd.service.operations.capabilities import get_capabilities, refuse
 from logitd.service.operations.lifecycle import create_batch, delete_batch, get_batch, list_batches
+from logitd.service.operations.membership import filter_batch, merge_batches
 from logitd.v1 import service_pb2
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ UNARY: Mapping[str, Callable[[OperationContext, bytes], bytes]] = {
     "GetBatch": get_batch,
     "ListBatches": list_batches,
     "DeleteBatch": delete_batch,
-    "FilterBatch": refuse("FilterBatch", service_pb2.FilterBatchRequest),
-    "MergeBatches": refuse("MergeBatches", service_pb2.MergeBatchesRequest),
+    "FilterBatch": filter_batch,
+    "MergeBatches": merge_batches,
     "RegisterSharedMemory": refuse("RegisterSharedMemory", service_pb2.RegisterSharedMemoryRequest),
     "UnregisterSharedMemory": refuse("UnregisterSharedMemory", service_pb2.UnregisterSharedMemoryRequest),
     "GetCapabilities": get_capabilities,
