@@ -1,9 +1,9 @@
-"""Bytes on the wire to arrays and tensors, and back. Every byte trick of the server is here."""
+"""Bytes on the wire to arrays and tensors, and back. Every byte trick of the server is here or in `frames`."""
 
 from __future__ import annotations
 
-import math
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from google.protobuf.message import DecodeError, Message
 
 from logitd.service.errors import InvalidField, MalformedMessage, NotSupported
+from logitd.service.frames import Payload, append_payload, split_payload, view_tensor
 from logitd.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -57,30 +58,54 @@ def write_float64(array: NDArray[np.floating]) -> bytes:
     return array.astype(np.float64, copy=False).tobytes()
 
 
-def read_logits(path: str, tensor: types_pb2.Tensor, *, vocab_size: int, max_columns: int) -> torch.Tensor:
-    """A logits tensor [rows >= 1, columns >= vocab_size] of its own, writable memory.
+def parse_step(message_type: type[_M], data: bytes, logits_field: int) -> tuple[_M, Payload | None]:
+    """The message in `data`, and the payload of its logits where it was large enough to be left aside."""
+    rest, payload = split_payload(data, (logits_field, types_pb2.Tensor.DATA_FIELD_NUMBER))
+    return parse(message_type, rest), payload
+
+
+@dataclass(frozen=True, slots=True)
+class WireLogits:
+    """Checked logits [rows, columns] of a message."""
+
+    data_type: types_pb2.DataType
+    shape: tuple[int, int]
+    payload: Payload
+
+    def view(self) -> torch.Tensor:
+        """The logits, [rows, columns]; they may share the message's memory and are not to be changed."""
+        return view_tensor(self.payload, TORCH_DTYPES[self.data_type], self.shape)
+
+    def copy_into(self, head: bytes, path: tuple[int, ...]) -> tuple[bytes, torch.Tensor]:
+        """A serialised reply, `head` and a Tensor at `path` with a copy of the logits; and the copy, to be changed."""
+        tensor_head = types_pb2.Tensor(data_type=self.data_type, shape=self.shape).SerializeToString()
+        full_path = (*path, types_pb2.Tensor.DATA_FIELD_NUMBER)
+        message, payload = append_payload(head, full_path, tensor_head, self.payload)
+        return message, view_tensor(payload, TORCH_DTYPES[self.data_type], self.shape)
+
+
+def read_logits(
+    path: str, tensor: types_pb2.Tensor, payload: Payload | None, *, vocab_size: int, max_columns: int
+) -> WireLogits:
+    """The logits of a message, rows >= 1, columns >= vocab_size; `payload` is its data if it was left aside.
 
     Raises `InvalidField` for a wrong type, shape or byte count; nothing is allocated before all of it is checked.
     """
     if tensor.data_type not in TORCH_DTYPES:
         raise InvalidField(f"{path}.data_type", "must be FP32, FP16 or BF16", tensor.data_type)
-    dtype = TORCH_DTYPES[tensor.data_type]
+    item_size = TORCH_DTYPES[tensor.data_type].itemsize
     rows, columns = _check_shape(f"{path}.shape", list(tensor.shape), vocab_size, max_columns)
     if tensor.HasField("shared_memory"):
         raise NotSupported("logits in shared memory")
     if not tensor.HasField("data"):
         raise InvalidField(f"{path}.data", "must be set", "nothing")
-    data = tensor.data
-    num_bytes = rows * columns * dtype.itemsize
-    if len(data) != num_bytes:
-        rule = f"must have {num_bytes} bytes, {rows} x {columns} x {dtype.itemsize}"
-        raise InvalidField(f"{path}.data", rule, f"{len(data)} bytes")
-    return torch.frombuffer(bytearray(data), dtype=dtype).view(rows, columns)
-
-
-def write_tensor(tensor: torch.Tensor, data_type: types_pb2.DataType) -> types_pb2.Tensor:
-    """A contiguous CPU tensor as a message."""
-    return types_pb2.Tensor(data_type=data_type, shape=tensor.shape, data=write_items(tensor))
+    if payload is None:
+        data = tensor.data
+        payload = Payload(data, 0, len(data))
+    if len(payload) != rows * columns * item_size:
+        rule = f"must have {rows * columns * item_size} bytes, {rows} x {columns} x {item_size}"
+        raise InvalidField(f"{path}.data", rule, f"{len(payload)} bytes")
+    return WireLogits(tensor.data_type, (rows, columns), payload)
 
 
 def write_items(tensor: torch.Tensor) -> bytes:
@@ -105,5 +130,4 @@ def _check_shape(path: str, shape: list[int], vocab_size: int, max_columns: int)
     most = max(max_columns, vocab_size)
     if not vocab_size <= columns <= most:
         raise InvalidField(f"{path}[1]", f"must be in [{vocab_size}, {most}], vocab_size or wider", columns)
-    assert math.prod(shape) <= _MAX_DIMENSION * most
     return rows, columns

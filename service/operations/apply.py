@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitd.service.codec import parse, read_logits, write_int32, write_items, write_tensor
+from logitd.service.codec import parse_step, read_logits, write_int32, write_items
 from logitd.service.errors import InvalidField, NotSupported
 from logitd.service.identity import Standing, read_target
 from logitd.service.rows import check_rows
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
-    import torch
-
     from logitd.sampling import PenaltyOrchestrator
+    from logitd.service.codec import WireLogits
+    from logitd.service.frames import Payload
     from logitd.service.identity import Target
     from logitd.service.operations.context import OperationContext
     from logitd.service.penalty_batch import PenaltyBatch
 
 _METHOD = "Apply"
-SUPPORTED_FORMS = (types_pb2.APPLY_FORM_DENSE, types_pb2.APPLY_FORM_SPARSE)
+_DENSE_LOGITS = (
+    service_pb2.ApplyResponse.DENSE_FIELD_NUMBER,
+    service_pb2.DenseResult.LOGITS_FIELD_NUMBER,
+)
 
 
 class ApplyStream:
@@ -30,26 +33,28 @@ class ApplyStream:
 
     def step(self, data: bytes) -> bytes:
         """Commit the message's token ids, if any, and answer for its rows."""
-        request = parse(service_pb2.ApplyRequest, data)
+        request, payload = parse_step(service_pb2.ApplyRequest, data, service_pb2.ApplyRequest.LOGITS_FIELD_NUMBER)
         form = _read_form(request)
         target = read_target(request.target, is_mutation=request.HasField("tokens"))
         batch = self._context.find_penalty_batch(target, _METHOD)
         state = _compute_state(batch, target, request)
-        logits = self._read_rows(batch, request)
-        response = service_pb2.ApplyResponse(first_row=request.first_row, draining=self._context.is_draining)
-        _fill_result(response, form, state, logits, request)
-        if state is not batch.state:
+        logits = self._read_rows(batch, request, payload)
+        is_mutation = state is not batch.state
+        response = service_pb2.ApplyResponse(
+            revision=batch.revision + is_mutation, first_row=request.first_row, draining=self._context.is_draining
+        )
+        reply = _REPLIES[form](response, state, logits)
+        if is_mutation:
             batch.state = state
             batch.commit(target, _METHOD)
-        response.revision = batch.revision
-        return response.SerializeToString()
+        return reply
 
-    def _read_rows(self, batch: PenaltyBatch, request: service_pb2.ApplyRequest) -> torch.Tensor:
+    def _read_rows(self, batch: PenaltyBatch, request: service_pb2.ApplyRequest, payload: Payload | None) -> WireLogits:
         if not request.HasField("logits"):
             raise InvalidField("logits", "must be set", "nothing")
         check_rows("logits", request.first_row, list(request.logits.shape)[:1], batch.num_rows)
         most = self._context.config.max_vocab_size
-        return read_logits("logits", request.logits, vocab_size=batch.plan.vocab_size, max_columns=most)
+        return read_logits("logits", request.logits, payload, vocab_size=batch.plan.vocab_size, max_columns=most)
 
 
 def _read_form(request: service_pb2.ApplyRequest) -> types_pb2.ApplyForm:
@@ -73,20 +78,20 @@ def _compute_state(batch: PenaltyBatch, target: Target, request: service_pb2.App
     return batch.compute_next("tokens", request.tokens)
 
 
-def _fill_result(
-    response: service_pb2.ApplyResponse,
-    form: types_pb2.ApplyForm,
-    state: PenaltyOrchestrator,
-    logits: torch.Tensor,
-    request: service_pb2.ApplyRequest,
-) -> None:
-    data_type = request.logits.data_type
-    if form == types_pb2.APPLY_FORM_DENSE:
-        state.apply_inplace(logits, first_row=request.first_row)
-        response.dense.logits.CopyFrom(write_tensor(logits, data_type))
-        return
-    patch = state.compute_patch(logits, first_row=request.first_row)
+def _reply_dense(response: service_pb2.ApplyResponse, state: PenaltyOrchestrator, logits: WireLogits) -> bytes:
+    reply, copied = logits.copy_into(response.SerializeToString(), _DENSE_LOGITS)
+    state.apply_inplace(copied, first_row=response.first_row)
+    return reply
+
+
+def _reply_sparse(response: service_pb2.ApplyResponse, state: PenaltyOrchestrator, logits: WireLogits) -> bytes:
+    patch = state.compute_patch(logits.view(), first_row=response.first_row)
     response.sparse.row_splits = write_int32(patch.row_splits)
     response.sparse.token_ids = write_int32(patch.token_ids)
     response.sparse.values = write_items(patch.values)
-    response.sparse.data_type = data_type
+    response.sparse.data_type = logits.data_type
+    return response.SerializeToString()
+
+
+_REPLIES = {types_pb2.APPLY_FORM_DENSE: _reply_dense, types_pb2.APPLY_FORM_SPARSE: _reply_sparse}
+SUPPORTED_FORMS = tuple(_REPLIES)

@@ -10,7 +10,7 @@ import torch
 from logitd.sampling.beam import LogitsError
 from logitd.service.beam_batch import write_layouts
 from logitd.service.beam_messages import write_search_step
-from logitd.service.codec import parse, read_logits, write_float64, write_int32
+from logitd.service.codec import parse_step, read_logits, write_float64, write_int32
 from logitd.service.errors import InvalidField, InvalidLogits
 from logitd.service.identity import Standing, Target, read_target
 from logitd.service.rows import check_rows
@@ -19,6 +19,7 @@ from logitd.v1 import service_pb2
 if TYPE_CHECKING:
     from logitd.sampling.beam import BatchStep, BeamSearch
     from logitd.service.beam_batch import BeamBatch
+    from logitd.service.frames import Payload
     from logitd.service.operations.context import OperationContext
 
 _METHOD = "BeamStep"
@@ -40,12 +41,13 @@ class BeamStepStream:
 
     def step(self, data: bytes) -> bytes:
         """Commit a complete step and answer it, or acknowledge a chunk; a retry gets the stored reply."""
-        request = parse(service_pb2.BeamStepRequest, data)
+        logits_field = service_pb2.BeamStepRequest.LOGITS_FIELD_NUMBER
+        request, payload = parse_step(service_pb2.BeamStepRequest, data, logits_field)
         target = read_target(request.target, is_mutation=True)
         batch = self._context.find_beam_batch(target, _METHOD)
         if batch.check_mutation(target, _METHOD) is Standing.RETRY:
             return self._acknowledge(batch) if request.has_more_chunks else batch.stored_reply
-        chunks = self._gather(batch, target, request)
+        chunks = self._gather(batch, target, request, payload)
         if request.has_more_chunks:
             self._target, self._chunks = target, chunks
             return self._acknowledge(batch)
@@ -53,15 +55,22 @@ class BeamStepStream:
         self._target, self._chunks = None, []
         return reply
 
-    def _gather(self, batch: BeamBatch, target: Target, request: service_pb2.BeamStepRequest) -> list[_Chunk]:
+    def _gather(
+        self,
+        batch: BeamBatch,
+        target: Target,
+        request: service_pb2.BeamStepRequest,
+        payload: Payload | None,
+    ) -> list[_Chunk]:
         # The chunks of this step so far; those of another step that was never completed are let go.
         chunks = self._chunks if target == self._target else []
         if not request.HasField("logits"):
             return chunks
         check_rows("logits", request.first_row, list(request.logits.shape)[:1], batch.num_rows)
         most = self._context.config.max_vocab_size
-        logits = read_logits("logits", request.logits, vocab_size=batch.plan.vocab_size, max_columns=most)
-        chunk = _Chunk(request.first_row, logits)
+        vocab_size = batch.plan.vocab_size
+        logits = read_logits("logits", request.logits, payload, vocab_size=vocab_size, max_columns=most)
+        chunk = _Chunk(request.first_row, logits.view())
         for other in chunks:
             _check_fits("logits", chunk, other)
         return [*chunks, chunk]

@@ -24,47 +24,47 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15logitd/v1/types.proto\x12\tlogitd.v1\"\x8f\x01\n\x06Tensor\x12&\n\tdata_type\x18\x01 \x01(\x0e\x32\x13.logitd.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12\x33\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1a.logitd.v1.SharedMemoryRefH\x00\x42\t\n\x07payload\"4\n\x0fSharedMemoryRef\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\xe5\x01\n\x11PenaltyParameters\x12\x1f\n\x12repetition_penalty\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x11\n\x0f_min_new_tokens\"\xdd\x01\n\x0e\x42\x65\x61mParameters\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x18.logitd.v1.EarlyStopping\x12!\n\x14num_return_sequences\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x1e\n\x16return_token_log_probs\x18\x05 \x01(\x08\x42\x11\n\x0f_length_penaltyB\x17\n\x15_num_return_sequences\"\xb7\x02\n\x08Sequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x03 \x01(\x0c\x12/\n\tpenalties\x18\x04 \x01(\x0b\x32\x1c.logitd.v1.PenaltyParameters\x12\x1b\n\x0emax_new_tokens\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x06 \x03(\x05\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x05\x12\'\n\x04\x62\x65\x61m\x18\x08 \x01(\x0b\x32\x19.logitd.v1.BeamParameters\x12)\n\x05\x62\x65\x61ms\x18\t \x01(\x0b\x32\x1a.logitd.v1.BeamSearchStateB\x11\n\x0f_max_new_tokens\"s\n\x0f\x42\x65\x61mSearchState\x12\'\n\nlive_beams\x18\x01 \x03(\x0b\x32\x13.logitd.v1.LiveBeam\x12#\n\x04pool\x18\x02 \x03(\x0b\x32\x15.logitd.v1.Hypothesis\x12\x12\n\ncheckpoint\x18\x03 \x01(\x0c\"q\n\x08LiveBeam\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x14\n\x0clog_prob_sum\x18\x03 \x01(\x01\x12\x17\n\x0ftoken_log_probs\x18\x04 \x01(\x0c\x12\x14\n\x0cparent_chain\x18\x05 \x01(\x0c\"\xcb\x01\n\nHypothesis\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x13\n\x0brunning_sum\x18\x03 \x01(\x01\x12\x14\n\x0clog_prob_sum\x18\x04 \x01(\x01\x12\x17\n\x0ftoken_log_probs\x18\x05 \x01(\x0c\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.logitd.v1.FinishReason\x12\x14\n\x0cparent_chain\x18\x07 \x01(\x0c\x12\x11\n\tis_filler\x18\x08 \x01(\x08\"F\n\tRowLayout\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x11\n\tfirst_row\x18\x02 \x01(\x05\x12\x11\n\trow_count\x18\x03 \x01(\x05\"\xcf\x02\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\x0c\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.logitd.v1.BatchKind\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12*\n\x07profile\x18\x06 \x01(\x0e\x32\x19.logitd.v1.PenaltyProfile\x12&\n\tbeam_rule\x18\x07 \x01(\x0e\x32\x13.logitd.v1.BeamRule\x12\x1f\n\x17\x61llow_penalty_extension\x18\x08 \x01(\x08\x12\"\n\x04rows\x18\t \x03(\x0b\x32\x14.logitd.v1.RowLayout\x12&\n\tsequences\x18\n \x03(\x0b\x32\x13.logitd.v1.Sequence\x12\x1c\n\x14idle_timeout_seconds\x18\x0b \x01(\x01*a\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x41TA_TYPE_FP32\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_FP16\x10\x02\x12\x12\n\x0e\x44\x41TA_TYPE_BF16\x10\x03*\xa1\x01\n\x0ePenaltyProfile\x12\x1f\n\x1bPENALTY_PROFILE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PENALTY_PROFILE_SGLANG\x10\x01\x12 \n\x1cPENALTY_PROFILE_SGLANG_FUSED\x10\x02\x12\x18\n\x14PENALTY_PROFILE_VLLM\x10\x03\x12\x16\n\x12PENALTY_PROFILE_HF\x10\x04*T\n\tBatchKind\x12\x1a\n\x16\x42\x41TCH_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42\x41TCH_KIND_PENALTY\x10\x01\x12\x13\n\x0f\x42\x41TCH_KIND_BEAM\x10\x02*m\n\x08\x42\x65\x61mRule\x12\x19\n\x15\x42\x45\x41M_RULE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x42\x45\x41M_RULE_HF\x10\x01\x12\x12\n\x0e\x42\x45\x41M_RULE_VLLM\x10\x02\x12 \n\x1c\x42\x45\x41M_RULE_VLLM_PROMPT_LENGTH\x10\x03*|\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FALSE\x10\x01\x12\x17\n\x13\x45\x41RLY_STOPPING_TRUE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*\xb3\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_REQUESTED\x10\x03\x12\x1e\n\x1a\x46INISH_REASON_NO_CANDIDATE\x10\x04\x12\x16\n\x12\x46INISH_REASON_RULE\x10\x05*\x83\x01\n\tApplyForm\x12\x1a\n\x16\x41PPLY_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41PPLY_FORM_DENSE\x10\x01\x12\x15\n\x11\x41PPLY_FORM_SPARSE\x10\x02\x12\x17\n\x13\x41PPLY_FORM_IN_PLACE\x10\x03\x12\x14\n\x10\x41PPLY_FORM_EDITS\x10\x04*R\n\tBatchView\x12\x1a\n\x16\x42\x41TCH_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41TCH_VIEW_BASIC\x10\x01\x12\x13\n\x0f\x42\x41TCH_VIEW_FULL\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15logitd/v1/types.proto\x12\tlogitd.v1\"\xa0\x01\n\x06Tensor\x12&\n\tdata_type\x18\x01 \x01(\x0e\x32\x13.logitd.v1.DataType\x12\r\n\x05shape\x18\x02 \x03(\x03\x12\x0e\n\x04\x64\x61ta\x18\x03 \x01(\x0cH\x00\x12\x33\n\rshared_memory\x18\x04 \x01(\x0b\x32\x1a.logitd.v1.SharedMemoryRefH\x00\x12\x0f\n\x07padding\x18\x05 \x01(\x0c\x42\t\n\x07payload\"4\n\x0fSharedMemoryRef\x12\x11\n\tregion_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"\xe5\x01\n\x11PenaltyParameters\x12\x1f\n\x12repetition_penalty\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x02 \x01(\x01H\x01\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x1b\n\x0emin_new_tokens\x18\x04 \x01(\x05H\x03\x88\x01\x01\x42\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penaltyB\x11\n\x0f_min_new_tokens\"\xdd\x01\n\x0e\x42\x65\x61mParameters\x12\r\n\x05width\x18\x01 \x01(\x05\x12\x1b\n\x0elength_penalty\x18\x02 \x01(\x01H\x00\x88\x01\x01\x12\x30\n\x0e\x65\x61rly_stopping\x18\x03 \x01(\x0e\x32\x18.logitd.v1.EarlyStopping\x12!\n\x14num_return_sequences\x18\x04 \x01(\x05H\x01\x88\x01\x01\x12\x1e\n\x16return_token_log_probs\x18\x05 \x01(\x08\x42\x11\n\x0f_length_penaltyB\x17\n\x15_num_return_sequences\"\xb7\x02\n\x08Sequence\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x01(\x0c\x12\x18\n\x10output_token_ids\x18\x03 \x01(\x0c\x12/\n\tpenalties\x18\x04 \x01(\x0b\x32\x1c.logitd.v1.PenaltyParameters\x12\x1b\n\x0emax_new_tokens\x18\x05 \x01(\x05H\x00\x88\x01\x01\x12\x15\n\reos_token_ids\x18\x06 \x03(\x05\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\x05\x12\'\n\x04\x62\x65\x61m\x18\x08 \x01(\x0b\x32\x19.logitd.v1.BeamParameters\x12)\n\x05\x62\x65\x61ms\x18\t \x01(\x0b\x32\x1a.logitd.v1.BeamSearchStateB\x11\n\x0f_max_new_tokens\"s\n\x0f\x42\x65\x61mSearchState\x12\'\n\nlive_beams\x18\x01 \x03(\x0b\x32\x13.logitd.v1.LiveBeam\x12#\n\x04pool\x18\x02 \x03(\x0b\x32\x15.logitd.v1.Hypothesis\x12\x12\n\ncheckpoint\x18\x03 \x01(\x0c\"q\n\x08LiveBeam\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x14\n\x0clog_prob_sum\x18\x03 \x01(\x01\x12\x17\n\x0ftoken_log_probs\x18\x04 \x01(\x0c\x12\x14\n\x0cparent_chain\x18\x05 \x01(\x0c\"\xcb\x01\n\nHypothesis\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\r\n\x05score\x18\x02 \x01(\x01\x12\x13\n\x0brunning_sum\x18\x03 \x01(\x01\x12\x14\n\x0clog_prob_sum\x18\x04 \x01(\x01\x12\x17\n\x0ftoken_log_probs\x18\x05 \x01(\x0c\x12.\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x17.logitd.v1.FinishReason\x12\x14\n\x0cparent_chain\x18\x07 \x01(\x0c\x12\x11\n\tis_filler\x18\x08 \x01(\x08\"F\n\tRowLayout\x12\x13\n\x0bsequence_id\x18\x01 \x01(\t\x12\x11\n\tfirst_row\x18\x02 \x01(\x05\x12\x11\n\trow_count\x18\x03 \x01(\x05\"\xcf\x02\n\x05\x42\x61tch\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\t\x12\x0b\n\x03uid\x18\x02 \x01(\x0c\x12\x10\n\x08revision\x18\x03 \x01(\x03\x12\"\n\x04kind\x18\x04 \x01(\x0e\x32\x14.logitd.v1.BatchKind\x12\x12\n\nvocab_size\x18\x05 \x01(\x05\x12*\n\x07profile\x18\x06 \x01(\x0e\x32\x19.logitd.v1.PenaltyProfile\x12&\n\tbeam_rule\x18\x07 \x01(\x0e\x32\x13.logitd.v1.BeamRule\x12\x1f\n\x17\x61llow_penalty_extension\x18\x08 \x01(\x08\x12\"\n\x04rows\x18\t \x03(\x0b\x32\x14.logitd.v1.RowLayout\x12&\n\tsequences\x18\n \x03(\x0b\x32\x13.logitd.v1.Sequence\x12\x1c\n\x14idle_timeout_seconds\x18\x0b \x01(\x01*a\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x44\x41TA_TYPE_FP32\x10\x01\x12\x12\n\x0e\x44\x41TA_TYPE_FP16\x10\x02\x12\x12\n\x0e\x44\x41TA_TYPE_BF16\x10\x03*\xa1\x01\n\x0ePenaltyProfile\x12\x1f\n\x1bPENALTY_PROFILE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PENALTY_PROFILE_SGLANG\x10\x01\x12 \n\x1cPENALTY_PROFILE_SGLANG_FUSED\x10\x02\x12\x18\n\x14PENALTY_PROFILE_VLLM\x10\x03\x12\x16\n\x12PENALTY_PROFILE_HF\x10\x04*T\n\tBatchKind\x12\x1a\n\x16\x42\x41TCH_KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42\x41TCH_KIND_PENALTY\x10\x01\x12\x13\n\x0f\x42\x41TCH_KIND_BEAM\x10\x02*m\n\x08\x42\x65\x61mRule\x12\x19\n\x15\x42\x45\x41M_RULE_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x42\x45\x41M_RULE_HF\x10\x01\x12\x12\n\x0e\x42\x45\x41M_RULE_VLLM\x10\x02\x12 \n\x1c\x42\x45\x41M_RULE_VLLM_PROMPT_LENGTH\x10\x03*|\n\rEarlyStopping\x12\x1e\n\x1a\x45\x41RLY_STOPPING_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45\x41RLY_STOPPING_FALSE\x10\x01\x12\x17\n\x13\x45\x41RLY_STOPPING_TRUE\x10\x02\x12\x18\n\x14\x45\x41RLY_STOPPING_NEVER\x10\x03*\xb3\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1b\n\x17\x46INISH_REASON_REQUESTED\x10\x03\x12\x1e\n\x1a\x46INISH_REASON_NO_CANDIDATE\x10\x04\x12\x16\n\x12\x46INISH_REASON_RULE\x10\x05*\x83\x01\n\tApplyForm\x12\x1a\n\x16\x41PPLY_FORM_UNSPECIFIED\x10\x00\x12\x14\n\x10\x41PPLY_FORM_DENSE\x10\x01\x12\x15\n\x11\x41PPLY_FORM_SPARSE\x10\x02\x12\x17\n\x13\x41PPLY_FORM_IN_PLACE\x10\x03\x12\x14\n\x10\x41PPLY_FORM_EDITS\x10\x04*R\n\tBatchView\x12\x1a\n\x16\x42\x41TCH_VIEW_UNSPECIFIED\x10\x00\x12\x14\n\x10\x42\x41TCH_VIEW_BASIC\x10\x01\x12\x13\n\x0f\x42\x41TCH_VIEW_FULL\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'logitd.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DATATYPE']._serialized_start=1854
-  _globals['_DATATYPE']._serialized_end=1951
-  _globals['_PENALTYPROFILE']._serialized_start=1954
-  _globals['_PENALTYPROFILE']._serialized_end=2115
-  _globals['_BATCHKIND']._serialized_start=2117
-  _globals['_BATCHKIND']._serialized_end=2201
-  _globals['_BEAMRULE']._serialized_start=2203
-  _globals['_BEAMRULE']._serialized_end=2312
-  _globals['_EARLYSTOPPING']._serialized_start=2314
-  _globals['_EARLYSTOPPING']._serialized_end=2438
-  _globals['_FINISHREASON']._serialized_start=2441
-  _globals['_FINISHREASON']._serialized_end=2620
-  _globals['_APPLYFORM']._serialized_start=2623
-  _globals['_APPLYFORM']._serialized_end=2754
-  _globals['_BATCHVIEW']._serialized_start=2756
-  _globals['_BATCHVIEW']._serialized_end=2838
+  _globals['_DATATYPE']._serialized_start=1871
+  _globals['_DATATYPE']._serialized_end=1968
+  _globals['_PENALTYPROFILE']._serialized_start=1971
+  _globals['_PENALTYPROFILE']._serialized_end=2132
+  _globals['_BATCHKIND']._serialized_start=2134
+  _globals['_BATCHKIND']._serialized_end=2218
+  _globals['_BEAMRULE']._serialized_start=2220
+  _globals['_BEAMRULE']._serialized_end=2329
+  _globals['_EARLYSTOPPING']._serialized_start=2331
+  _globals['_EARLYSTOPPING']._serialized_end=2455
+  _globals['_FINISHREASON']._serialized_start=2458
+  _globals['_FINISHREASON']._serialized_end=2637
+  _globals['_APPLYFORM']._serialized_start=2640
+  _globals['_APPLYFORM']._serialized_end=2771
+  _globals['_BATCHVIEW']._serialized_start=2773
+  _globals['_BATCHVIEW']._serialized_end=2855
   _globals['_TENSOR']._serialized_start=37
-  _globals['_TENSOR']._serialized_end=180
-  _globals['_SHAREDMEMORYREF']._serialized_start=182
-  _globals['_SHAREDMEMORYREF']._serialized_end=234
-  _globals['_PENALTYPARAMETERS']._serialized_start=237
-  _globals['_PENALTYPARAMETERS']._serialized_end=466
-  _globals['_BEAMPARAMETERS']._serialized_start=469
-  _globals['_BEAMPARAMETERS']._serialized_end=690
-  _globals['_SEQUENCE']._serialized_start=693
-  _globals['_SEQUENCE']._serialized_end=1004
-  _globals['_BEAMSEARCHSTATE']._serialized_start=1006
-  _globals['_BEAMSEARCHSTATE']._serialized_end=1121
-  _globals['_LIVEBEAM']._serialized_start=1123
-  _globals['_LIVEBEAM']._serialized_end=1236
-  _globals['_HYPOTHESIS']._serialized_start=1239
-  _globals['_HYPOTHESIS']._serialized_end=1442
-  _globals['_ROWLAYOUT']._serialized_start=1444
-  _globals['_ROWLAYOUT']._serialized_end=1514
-  _globals['_BATCH']._serialized_start=1517
-  _globals['_BATCH']._serialized_end=1852
+  _globals['_TENSOR']._serialized_end=197
+  _globals['_SHAREDMEMORYREF']._serialized_start=199
+  _globals['_SHAREDMEMORYREF']._serialized_end=251
+  _globals['_PENALTYPARAMETERS']._serialized_start=254
+  _globals['_PENALTYPARAMETERS']._serialized_end=483
+  _globals['_BEAMPARAMETERS']._serialized_start=486
+  _globals['_BEAMPARAMETERS']._serialized_end=707
+  _globals['_SEQUENCE']._serialized_start=710
+  _globals['_SEQUENCE']._serialized_end=1021
+  _globals['_BEAMSEARCHSTATE']._serialized_start=1023
+  _globals['_BEAMSEARCHSTATE']._serialized_end=1138
+  _globals['_LIVEBEAM']._serialized_start=1140
+  _globals['_LIVEBEAM']._serialized_end=1253
+  _globals['_HYPOTHESIS']._serialized_start=1256
+  _globals['_HYPOTHESIS']._serialized_end=1459
+  _globals['_ROWLAYOUT']._serialized_start=1461
+  _globals['_ROWLAYOUT']._serialized_end=1531
+  _globals['_BATCH']._serialized_start=1534
+  _globals['_BATCH']._serialized_end=1869
 # @@protoc_insertion_point(module_scope)

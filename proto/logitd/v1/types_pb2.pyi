@@ -100,16 +100,18 @@ BATCH_VIEW_BASIC: BatchView
 BATCH_VIEW_FULL: BatchView
 
 class Tensor(_message.Message):
-    __slots__ = ("data_type", "shape", "data", "shared_memory")
+    __slots__ = ("data_type", "shape", "data", "shared_memory", "padding")
     DATA_TYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SHARED_MEMORY_FIELD_NUMBER: _ClassVar[int]
+    PADDING_FIELD_NUMBER: _ClassVar[int]
     data_type: DataType
     shape: _containers.RepeatedScalarFieldContainer[int]
     data: bytes
     shared_memory: SharedMemoryRef
-    def __init__(self, data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., shared_memory: _Optional[_Union[SharedMemoryRef, _Mapping]] = ...) -> None: ...
+    padding: bytes
+    def __init__(self, data_type: _Optional[_Union[DataType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., data: _Optional[bytes] = ..., shared_memory: _Optional[_Union[SharedMemoryRef, _Mapping]] = ..., padding: _Optional[bytes] = ...) -> None: ...
 
 class SharedMemoryRef(_message.Message):
     __slots__ = ("region_id", "offset")

@@ -1,0 +1,162 @@
+"""A message's large payload, cut out and put in without the copies that a protobuf runtime makes of it.
+
+``message.logits.data`` costs two copies on the way in (parse, then attribute) and two on the way out (set, then
+serialise); for 32 MiB that takes longer than the penalties. Here the payload is a view of the received bytes, and on
+the way out it is copied once, into the reply, and worked on there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from logitd.v1 import types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Below this a parse is cheaper than the walk.
+_SMALL_MESSAGE = 16_384
+_VARINT, _LENGTH_DELIMITED = 0, 2
+_FIXED_WIDTHS = {1: 8, 5: 4}
+_MAX_VARINT_BYTES = 10
+_ALIGNMENT = 8
+
+
+class Payload(NamedTuple):
+    """Bytes [start, end) of `owner`."""
+
+    owner: bytes
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+class _Field(NamedTuple):
+    number: int
+    wire_type: int
+    start: int
+    value_start: int
+    end: int
+
+
+class _MalformedField(Exception):
+    """A walk met bytes that are no field; the parser will say so to the caller."""
+
+
+def split_payload(data: bytes, path: tuple[int, int]) -> tuple[bytes, Payload | None]:
+    """Cut the bytes at `path`, a field of a field, out of a serialised message.
+
+    Returns the message with that field left empty, and the payload. What is small, malformed, or has one of the
+    fields twice is returned whole with None, for the parser to judge.
+    """
+    if len(data) < _SMALL_MESSAGE:
+        return data, None
+    try:
+        outer = _find_only(data, 0, len(data), path[0])
+        inner = None if outer is None else _find_only(data, outer.value_start, outer.end, path[1])
+    except _MalformedField:
+        return data, None
+    if outer is None or inner is None:
+        return data, None
+    view = memoryview(data)
+    kept = b"".join((view[outer.value_start : inner.start], _key(path[1]), b"\0", view[inner.end : outer.end]))
+    rest = b"".join((view[: outer.start], _key(path[0]), _varint(len(kept)), kept, view[outer.end :]))
+    return rest, Payload(data, inner.value_start, inner.end)
+
+
+def append_payload(head: bytes, path: tuple[int, ...], tensor_head: bytes, payload: Payload) -> tuple[bytes, Payload]:
+    """A serialised message: `head`, then at `path` a nested message of `tensor_head` and a copy of `payload`.
+
+    The last number of `path` is the payload's own field. Returns the message, and the payload within it, aligned.
+    """
+    fronts = (_nest(path, tensor_head, len(payload), padding) for padding in _PADDINGS)
+    front = next(front for front in fronts if (len(head) + len(front)) % _ALIGNMENT == 0)
+    message = b"".join((head, front, memoryview(payload.owner)[payload.start : payload.end]))
+    return message, Payload(message, len(message) - len(payload), len(message))
+
+
+def view_tensor(payload: Payload, dtype: torch.dtype, shape: tuple[int, int]) -> torch.Tensor:
+    """The payload as a tensor that shares its memory and keeps it alive; a copy where it is not aligned.
+
+    The memory is that of a bytes object. Write only into one that nobody else has seen yet.
+    """
+    if payload.start % dtype.itemsize:
+        return torch.frombuffer(bytearray(memoryview(payload.owner)[payload.start : payload.end]), dtype=dtype).view(
+            shape
+        )
+    address = np.frombuffer(payload.owner, np.uint8).ctypes.data + payload.start
+    memory = (ctypes.c_char * len(payload)).from_address(address)
+    memory.owner = payload.owner  # type: ignore[attr-defined]  # torch keeps `memory`, which keeps the bytes
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+def _nest(path: tuple[int, ...], tensor_head: bytes, num_bytes: int, padding: bytes) -> bytes:
+    # All of the nested messages but the payload itself, which comes last in each of them.
+    front = b"".join((tensor_head, padding, _key(path[-1]), _varint(num_bytes)))
+    for number in reversed(path[:-1]):
+        front = b"".join((_key(number), _varint(len(front) + num_bytes), front))
+    return front
+
+
+def _find_only(data: bytes, start: int, end: int, number: int) -> _Field | None:
+    # None unless exactly one field has the number: of several the last counts, or they are merged.
+    found = [field for field in _walk(data, start, end) if field.number == number]
+    return found[0] if len(found) == 1 and found[0].wire_type == _LENGTH_DELIMITED else None
+
+
+def _walk(data: bytes, start: int, end: int) -> Iterator[_Field]:
+    position = start
+    while position < end:
+        field = _read_field(data, position, end)
+        yield field
+        position = field.end
+
+
+def _read_field(data: bytes, start: int, end: int) -> _Field:
+    tag, position = _read_varint(data, start, end)
+    wire_type = tag & 7
+    if wire_type == _VARINT:
+        value_end = _read_varint(data, position, end)[1]
+    elif wire_type == _LENGTH_DELIMITED:
+        length, position = _read_varint(data, position, end)
+        value_end = position + length
+    elif wire_type in _FIXED_WIDTHS:
+        value_end = position + _FIXED_WIDTHS[wire_type]
+    else:
+        raise _MalformedField
+    if value_end > end:
+        raise _MalformedField
+    return _Field(tag >> 3, wire_type, start, position, value_end)
+
+
+def _read_varint(data: bytes, start: int, end: int) -> tuple[int, int]:
+    value = 0
+    for shift, position in enumerate(range(start, min(end, start + _MAX_VARINT_BYTES))):
+        byte = data[position]
+        value |= (byte & 0x7F) << (7 * shift)
+        if byte < 0x80:
+            return value, position + 1
+    raise _MalformedField
+
+
+def _key(number: int) -> bytes:
+    return _varint(number << 3 | _LENGTH_DELIMITED)
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+# Serialised padding fields of every length that may be wanted; a longer one may lengthen the lengths around it too.
+_PADDINGS = (b"", *(types_pb2.Tensor(padding=bytes(n)).SerializeToString() for n in range(1, 2 * _ALIGNMENT)))
