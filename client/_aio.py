@@ -14,9 +14,11 @@ from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client._exceptions import (
     ClientClosedError,
+    ErrorDetails,
     LogitdError,
     NotFoundError,
     ProtocolError,
+    RpcError,
     UnavailableError,
     from_grpc_error,
     step_timeout,
@@ -37,6 +39,9 @@ if TYPE_CHECKING:
     _Stream = grpc.aio.StreamStreamCall[bytes, bytes]
 
 Result = TypeVar("Result")
+
+_LOST_STATUS = "Internal error from Core"
+"""What grpc.aio reports, as INTERNAL, in the place of the status of a stream that ended under a write."""
 
 
 class AsyncClient(config.ClientBase):
@@ -202,29 +207,25 @@ class _AsyncBatch(BatchSession):
                 if isinstance(error, TimeoutError) and limit.expired() and seconds is not None:
                     raise step_timeout(step.method, seconds) from error
                 if isinstance(error, grpc.RpcError):
-                    raise from_grpc_error(error) from error
+                    raise _translate(error) from error
                 raise
         return step.result()
 
     async def _exchange(self, stream: _Stream, step: Step[Any]) -> None:
-        if step.num_messages - step.num_answered == 1:
-            await self._write_unanswered(stream, step)
-            self._receive(step, await _read(stream))
+        # What is refused is mostly refused with the first message. A write to a stream that has ended makes grpc.aio
+        # forget the status, so the others wait for its answer.
+        await _write(stream, step.message(step.num_answered))
+        self._receive(step, await _read(stream))
+        if step.num_answered == step.num_messages:
             return
         # The server may stop reading until its replies are read, so both directions have to move at once.
-        writer = asyncio.create_task(self._write_unanswered(stream, step))
+        writer = asyncio.create_task(_write_unanswered(stream, step))
         try:
             while step.num_answered < step.num_messages:
                 self._receive(step, await _read(stream))
         finally:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
-
-    async def _write_unanswered(self, stream: _Stream, step: Step[Any]) -> None:
-        for index in range(step.num_answered, step.num_messages):
-            # A stream that is over refuses messages without saying why; reading from it tells.
-            with contextlib.suppress(asyncio.InvalidStateError):
-                await stream.write(step.message(index))
 
     def _open_stream(self, method: str) -> _Stream:
         stream = self._streams.get(method)
@@ -280,8 +281,27 @@ class AsyncBeamBatch(_AsyncBatch):
         return cast("types.BeamStep", await self._run(self._unanswered_step()))
 
 
+async def _write(stream: _Stream, message: bytes) -> None:
+    # A stream that is over refuses messages without saying why; reading from it tells.
+    with contextlib.suppress(asyncio.InvalidStateError):
+        await stream.write(message)
+
+
+async def _write_unanswered(stream: _Stream, step: Step[Any]) -> None:
+    for index in range(step.num_answered, step.num_messages):
+        await _write(stream, step.message(index))
+
+
 async def _read(stream: _Stream) -> bytes:
     reply = await stream.read()
     if not isinstance(reply, bytes):
         raise ProtocolError("the server ended a stream before it answered")
     return reply
+
+
+def _translate(error: grpc.RpcError) -> RpcError:
+    translated = from_grpc_error(error)
+    if translated.message != _LOST_STATUS:
+        return translated
+    details = ErrorDetails(grpc.StatusCode.UNAVAILABLE)
+    return UnavailableError("the stream ended while a message was being sent", details)

@@ -48,7 +48,7 @@ class Edits:
 
     Attributes
     ----------
-    row_splits, ban_splits : int64 [R + 1]
+    row_splits : int64 [R + 1]
     keys, banned : int64 [N], int64 [B]
         ``row * vocab_size + token id``, ascending, rows counted from the first one here.
     parts : mapping from penalty to float32 [N]
@@ -60,7 +60,6 @@ class Edits:
     row_splits: NDArray[np.int64]
     keys: NDArray[np.int64]
     parts: Mapping[PenaltyName, NDArray[np.float32]]
-    ban_splits: NDArray[np.int64]
     banned: NDArray[np.int64]
 
     @property
@@ -68,20 +67,25 @@ class Edits:
         """R."""
         return len(self.row_splits) - 1
 
+    @property
+    def ban_splits(self) -> NDArray[np.int64]:
+        """Int64 [R + 1]: bans [ban_splits[i], ban_splits[i + 1]) are row i's."""
+        return self.banned.searchsorted(np.arange(self.num_rows + 1) * self.vocab_size)
+
     def slice_rows(self, first_row: int, num_rows: int) -> Edits:
         """The edits of rows [first_row, first_row + num_rows), counted from the first of them."""
         if first_row == 0 and num_rows == self.num_rows:
             return self
         end, shift = first_row + num_rows, first_row * self.vocab_size
-        splits, ban_splits = self.row_splits[first_row : end + 1], self.ban_splits[first_row : end + 1]
-        entries, bans = slice(splits[0], splits[-1]), slice(ban_splits[0], ban_splits[-1])
+        splits = self.row_splits[first_row : end + 1]
+        entries = slice(splits[0], splits[-1])
+        bans = slice(*self.banned.searchsorted((shift, end * self.vocab_size)))
         return Edits(
             self.profile,
             self.vocab_size,
             splits - splits[0],
             self.keys[entries] - shift,
             {name: part[entries] for name, part in self.parts.items()},
-            ban_splits - ban_splits[0],
             self.banned[bans] - shift,
         )
 
@@ -89,9 +93,10 @@ class Edits:
         """Edit `logits` [R, W >= vocab_size], any strides, any supported dtype and device."""
         backend = open_logits(logits)
         places = _find_places(backend, self.keys, self.row_splits, self.vocab_size)
-        for block in _blocks(len(places), backend.block_size):
-            values = self._penalise(backend, backend.read(places[block]), block)
-            backend.write_(places[block], values)
+        with np.errstate(all="ignore"):
+            for block in _blocks(len(places), backend.block_size):
+                here = places[block]
+                backend.write_(here, self._penalise(backend, backend.read(here), block))
         if len(self.banned):
             backend.fill_(_find_places(backend, self.banned, self.ban_splits, self.vocab_size), _BANNED)
 
@@ -99,8 +104,8 @@ class Edits:
         """What `apply_inplace` would write into `logits` [R, W >= vocab_size], which stay as they are."""
         backend = open_logits(logits)
         places = _find_places(backend, self.keys, self.row_splits, self.vocab_size)
-        everything = slice(0, len(places))
-        values = backend.round(self._penalise(backend, backend.read(places), everything))
+        with np.errstate(all="ignore"):
+            values = backend.round(self._penalise(backend, backend.read(places), slice(0, len(places))))
         if len(self.banned) == 0:
             return Patch(self.row_splits, _token_ids(self.keys, self.row_splits, self.vocab_size), values)
         keys, old, bans = merge_sorted(self.keys, self.banned)
@@ -112,12 +117,11 @@ class Edits:
 
     def _penalise(self, backend: LogitsBackend, values: Values, block: slice) -> Values:
         parts = {name: backend.put(part[block]) for name, part in self.parts.items()}
-        with np.errstate(all="ignore"):
-            if self.profile.is_additive_fused:
-                values = values + _fuse_additive(self.profile, parts)
-            for name in self.profile.order:
-                if name in parts and not (self.profile.is_additive_fused and PENALTIES[name].is_additive):
-                    values = PENALTIES[name].apply(backend, values, parts[name], self.profile)
+        if self.profile.is_additive_fused:
+            values = values + _fuse_additive(self.profile, parts)
+        for name in self.profile.order:
+            if name in parts and not (self.profile.is_additive_fused and PENALTIES[name].is_additive):
+                values = PENALTIES[name].apply(backend, values, parts[name], self.profile)
         return values
 
 

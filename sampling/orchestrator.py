@@ -140,7 +140,7 @@ class PenaltyOrchestrator:
 
     def filter(self, rows: ArrayLike) -> PenaltyOrchestrator:
         """The state of these rows, in this order. A row that is named twice is forked."""
-        chosen = np.asarray(rows, np.int64).reshape(-1)
+        chosen = check_integers("rows", rows).reshape(-1)
         if len(chosen) and not (chosen.min() >= 0 and chosen.max() < self.num_rows):
             raise ParameterError("rows", f"must be in [0, {self.num_rows})", chosen.tolist())
         return PenaltyOrchestrator(
@@ -184,15 +184,13 @@ class PenaltyOrchestrator:
     @cached_property
     def edits(self) -> Edits:
         """What this state does to the logits of all rows."""
-        banned = find_banned(self._rows, self._output_lengths, self.vocab_size)
         return Edits(
             profile=self.profile,
             vocab_size=self.vocab_size,
             row_splits=self._table.row_splits,
             keys=self._table.keys,
             parts={n: p.part(self._rows, self._table) for n, p in PENALTIES.items() if p.is_required(self._rows)},
-            ban_splits=np.searchsorted(banned, np.arange(self.num_rows + 1) * self.vocab_size),
-            banned=banned,
+            banned=find_banned(self._rows, self._output_lengths, self.vocab_size),
         )
 
     @classmethod
@@ -211,8 +209,10 @@ class PenaltyOrchestrator:
             return self
         counted = np.flatnonzero(self._rows.repetition != 1).tolist()
         keys = [np.unique(prompts[row]).astype(np.int64) + row * self.vocab_size for row in counted]
-        table = self._table.ensure(np.concatenate([*keys, np.empty(0, np.int64)]))
-        return self._replace(table.replace(in_prompt=np.ones(len(table.keys), np.bool_)))
+        table, _ = self._table.open_entries(np.concatenate([*keys, np.empty(0, np.int64)]))
+        table = table.replace(in_prompt=np.ones(len(table.keys), np.bool_))
+        # Frequency times a count of 0 has the sign that a rollback to nothing leaves as well.
+        return self._replace(self._add_occurrences(table, table.keys, np.zeros(len(table.keys), np.int32)))
 
     def _append(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> PenaltyOrchestrator:
         ids = token_ids.tolist()
@@ -229,33 +229,30 @@ class PenaltyOrchestrator:
         )
 
     def _count_output(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> TokenTable:
-        rows = np.arange(self.num_rows) if lengths is None else np.repeat(np.arange(self.num_rows), lengths)
-        counted = self._rows.needs_entries()[rows]
-        keys = rows[counted] * self.vocab_size + token_ids[counted]
+        counted = self._rows.counted
         if lengths is None:
-            increments = np.ones(len(keys), np.int32)
-        else:
-            keys, repeats = np.unique(keys, return_counts=True)
-            increments = repeats.astype(np.int32)
-        return self._add_occurrences(self._table.ensure(keys), keys, increments)
+            return self._add_occurrences(self._table, counted * self.vocab_size + token_ids[counted], 1)
+        rows = np.repeat(np.arange(self.num_rows), lengths)
+        is_counted = self._rows.is_counted[rows]
+        keys, repeats = np.unique(rows[is_counted] * self.vocab_size + token_ids[is_counted], return_counts=True)
+        return self._add_occurrences(self._table, keys, repeats.astype(np.int32))
 
-    def _add_occurrences(self, table: TokenTable, keys: NDArray[np.int64], increments: NDArray[np.int32]) -> TokenTable:
-        places = table.find(keys)
+    def _add_occurrences(
+        self, table: TokenTable, keys: NDArray[np.int64], increments: NDArray[np.int32] | int
+    ) -> TokenTable:
+        table, places = table.open_entries(keys)
         before = table.counts[places]
-        counts, sums = table.counts.copy(), None
-        counts[places] += increments
+        table.counts[places] = before + increments
         if table.sums is not None:
-            sums = table.sums.copy()
             penalties = self._rows.frequency[keys // self.vocab_size]
-            sums[places] = extend_sums(self.profile, sums[places], before, increments, penalties)
-        return table.replace(counts=counts, sums=sums)
+            table.sums[places] = extend_sums(self.profile, table.sums[places], before, increments, penalties)
+        return table
 
     def _drop(self, rollback: list[int]) -> PenaltyOrchestrator:
-        needs_entries = self._rows.needs_entries()
         keys = [
-            self._histories[row].last(count).astype(np.int64) + row * self.vocab_size
-            for row, count in enumerate(rollback)
-            if count and needs_entries[row]
+            self._histories[row].last(rollback[row]).astype(np.int64) + row * self.vocab_size
+            for row in self._rows.counted.tolist()
+            if rollback[row]
         ]
         histories = tuple(h.drop_last(n) if n else h for h, n in zip(self._histories, rollback, strict=True))
         distinct, repeats = np.unique(np.concatenate([*keys, np.empty(0, np.int64)]), return_counts=True)
@@ -293,7 +290,7 @@ class PenaltyOrchestrator:
         )
 
     def _check_rollback(self, rollback: ArrayLike) -> list[int]:
-        counts = np.asarray(rollback)
+        counts = check_integers("rollback", rollback)
         if counts.shape != (self.num_rows,):
             raise ParameterError("rollback", f"must have shape ({self.num_rows},), one count a row", counts.shape)
         wrong = np.flatnonzero((counts < 0) | (counts > self._output_lengths))
@@ -313,7 +310,7 @@ class PenaltyOrchestrator:
         if not (first_row >= 0 and first_row + logits.shape[0] <= self.num_rows):
             got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
             raise ParameterError("logits", f"must hold rows of the batch's {self.num_rows}", got)
-        if 0 in logits.stride() and logits.numel() > 1:
+        if any(size > 1 and stride == 0 for size, stride in zip(logits.shape, logits.stride(), strict=True)):
             raise ParameterError("logits", "must not share memory between its items", logits.stride())
 
 
@@ -334,13 +331,21 @@ def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArra
     return ids.astype(np.int32, copy=False)
 
 
+def check_integers(field: str, values: ArrayLike) -> NDArray[np.int64]:
+    """`values` as int64 of the same shape; raises `ParameterError` for floats, booleans and anything else."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise ParameterError(field, "must be integers", array.dtype)
+    return array.astype(np.int64)
+
+
 def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: int) -> list[int] | None:
     """How many tokens each row gets, or None for one each; raises `ParameterError`."""
     if row_splits is None:
         if num_tokens != num_rows:
             raise ParameterError("token_ids", f"must be one a row, {num_rows}, where no row_splits come", num_tokens)
         return None
-    splits = np.asarray(row_splits)
+    splits = check_integers("row_splits", row_splits)
     if splits.shape != (num_rows + 1,):
         raise ParameterError("row_splits", f"must have shape ({num_rows + 1},)", splits.shape)
     lengths = np.diff(splits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from logitd.sampling.parameters import PenaltyParameters
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowParameters:
     """Immutable columns over R rows.
 
@@ -52,9 +53,35 @@ class RowParameters:
         """R."""
         return len(self.repetition)
 
-    def needs_entries(self) -> NDArray[np.bool_]:
-        """Bool [R]: rows with a penalty that depends on which tokens were seen."""
+    @cached_property
+    def is_counted(self) -> NDArray[np.bool_]:
+        """Bool [R]: whether a row has a penalty that depends on which tokens were seen."""
         return (self.repetition != 1) | (self.frequency != 0) | (self.presence != 0)
+
+    @cached_property
+    def counted(self) -> NDArray[np.int64]:
+        """Int64, ascending: the rows that are counted."""
+        return np.flatnonzero(self.is_counted)
+
+    @cached_property
+    def has_repetition(self) -> bool:
+        """Whether any row has a repetition penalty."""
+        return bool((self.repetition != 1).any())
+
+    @cached_property
+    def has_frequency(self) -> bool:
+        """Whether any row has a frequency penalty."""
+        return bool((self.frequency != 0).any())
+
+    @cached_property
+    def has_presence(self) -> bool:
+        """Whether any row has a presence penalty."""
+        return bool((self.presence != 0).any())
+
+    @cached_property
+    def has_bans(self) -> bool:
+        """Whether any row bans its stop set for a while."""
+        return any(len(stop_set) > 0 for stop_set in self.stop_token_ids)
 
     def gather(self, rows: NDArray[np.int64]) -> RowParameters:
         """The columns of `rows`, in that order."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
 _Item = TypeVar("_Item", bound=np.generic)
 _MANY_VALUES = 256
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenTable:
     """Immutable entries (row, token id), ordered by row, then by id; N entries over R rows.
 
@@ -31,10 +30,12 @@ class TokenTable:
         Accumulated frequency penalties; None when no row has one.
     in_prompt : bool [N] or None
         Whether the prompt has the id too; None when no row counts its prompt.
+    row_splits : int64 [R + 1]
+        Entries [row_splits[i], row_splits[i + 1]) are row i's.
     """
 
     vocab_size: int
-    num_rows: int
+    row_splits: NDArray[np.int64]
     keys: NDArray[np.int64]
     counts: NDArray[np.int32]
     sums: NDArray[np.float32] | None
@@ -45,17 +46,22 @@ class TokenTable:
         """A table without entries that has the columns asked for."""
         return cls(
             vocab_size,
-            num_rows,
+            np.zeros(num_rows + 1, np.int64),
             np.empty(0, np.int64),
             np.empty(0, np.int32),
             np.empty(0, np.float32) if has_sums else None,
             np.empty(0, np.bool_) if has_prompt else None,
         )
 
-    @cached_property
-    def row_splits(self) -> NDArray[np.int64]:
-        """Int64 [R + 1]: entries [row_splits[i], row_splits[i + 1]) are row i's."""
-        return np.searchsorted(self.keys, np.arange(self.num_rows + 1) * self.vocab_size)
+    @property
+    def num_rows(self) -> int:
+        """R."""
+        return len(self.row_splits) - 1
+
+    @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """Int64 [R]: the entries of each row."""
+        return self.row_splits[1:] - self.row_splits[:-1]
 
     @property
     def num_bytes(self) -> int:
@@ -63,21 +69,30 @@ class TokenTable:
         columns = (self.keys, self.counts, self.sums, self.in_prompt)
         return sum(column.nbytes for column in columns if column is not None)
 
-    def ensure(self, keys: NDArray[np.int64]) -> TokenTable:
-        """This table with an entry of count 0 for each of `keys` (ascending, distinct) that it lacks."""
-        places = np.searchsorted(self.keys, keys)
+    def open_entries(self, keys: NDArray[np.int64]) -> tuple[TokenTable, NDArray[np.int64]]:
+        """A copy with an entry for each of `keys` (ascending, distinct), of count 0 where this table lacks it.
+
+        Returns
+        -------
+        table : TokenTable
+            Its counts and sums are nobody else's yet: the caller may fill them in before it hands the table on.
+        places : int64, as many as `keys`
+            Where the entries stand in it.
+        """
+        places = self.keys.searchsorted(keys)
         missing = ~_found_at(self.keys, keys, places)
         if not missing.any():
-            return self
+            return self.replace(counts=self.counts.copy(), sums=None if self.sums is None else self.sums.copy()), places
         where, new = places[missing], keys[missing]
-        return TokenTable(
+        table = TokenTable(
             self.vocab_size,
-            self.num_rows,
+            self.row_splits + new.searchsorted(_first_keys(self.num_rows + 1, self.vocab_size)),
             _insert(self.keys, where, new),
-            _insert(self.counts, where, np.zeros(len(new), np.int32)),
-            None if self.sums is None else _insert(self.sums, where, np.zeros(len(new), np.float32)),
-            None if self.in_prompt is None else _insert(self.in_prompt, where, np.zeros(len(new), np.bool_)),
+            _insert(self.counts, where, 0),
+            None if self.sums is None else _insert(self.sums, where, 0),
+            None if self.in_prompt is None else _insert(self.in_prompt, where, 0),
         )
+        return table, places + (missing.cumsum() - missing)
 
     def find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places of `keys`, all of which have an entry."""
@@ -93,7 +108,7 @@ class TokenTable:
         """This table with other columns."""
         return TokenTable(
             self.vocab_size,
-            self.num_rows,
+            self.row_splits,
             self.keys,
             self.counts if counts is None else counts,
             self.sums if sums is None else sums,
@@ -105,21 +120,25 @@ class TokenTable:
         seen = self.counts > 0
         if self.in_prompt is not None:
             seen |= self.in_prompt
-        return self if seen.all() else self._take(np.flatnonzero(seen), self.keys[seen], self.num_rows)
+        if seen.all():
+            return self
+        keys = self.keys[seen]
+        splits = keys.searchsorted(_first_keys(self.num_rows + 1, self.vocab_size))
+        return self._take(np.flatnonzero(seen), keys, splits)
 
     def gather(self, rows: NDArray[np.int64]) -> TokenTable:
         """The entries of `rows` (any order, repeats allowed), renumbered 0, 1, ..."""
-        first, lengths = self.row_splits[rows], np.diff(self.row_splits)[rows]
-        new_first = np.cumsum(lengths) - lengths
-        places = np.repeat(first - new_first, lengths) + np.arange(lengths.sum())
-        shift = (np.arange(len(rows)) - rows) * self.vocab_size
-        return self._take(places, self.keys[places] + np.repeat(shift, lengths), len(rows))
+        first, lengths = self.row_splits[rows], self.row_lengths[rows]
+        splits = np.concatenate(([0], lengths.cumsum()))
+        places = np.repeat(first - splits[:-1], lengths) + np.arange(splits[-1])
+        shift = _first_keys(len(rows), self.vocab_size) - rows * self.vocab_size
+        return self._take(places, self.keys[places] + np.repeat(shift, lengths), splits)
 
     def concatenate(self, other: TokenTable) -> TokenTable:
         """The rows of this table and then the other's; a side that lacks a column gets its neutral value."""
         return TokenTable(
             self.vocab_size,
-            self.num_rows + other.num_rows,
+            np.concatenate((self.row_splits, other.row_splits[1:] + len(self.keys))),
             np.concatenate((self.keys, other.keys + self.num_rows * self.vocab_size)),
             np.concatenate((self.counts, other.counts)),
             _concatenate_optional(self.sums, other.sums, len(self.keys), len(other.keys)),
@@ -130,17 +149,17 @@ class TokenTable:
         """This table without the columns that are named and no row needs."""
         return TokenTable(
             self.vocab_size,
-            self.num_rows,
+            self.row_splits,
             self.keys,
             self.counts,
             None if sums else self.sums,
             None if in_prompt else self.in_prompt,
         )
 
-    def _take(self, places: NDArray[np.int64], keys: NDArray[np.int64], num_rows: int) -> TokenTable:
+    def _take(self, places: NDArray[np.int64], keys: NDArray[np.int64], row_splits: NDArray[np.int64]) -> TokenTable:
         return TokenTable(
             self.vocab_size,
-            num_rows,
+            row_splits,
             keys,
             self.counts[places],
             None if self.sums is None else self.sums[places],
@@ -167,21 +186,26 @@ def merge_sorted(
 def _found_at(keys: NDArray[np.int64], wanted: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
     if len(keys) == 0:
         return np.zeros(len(wanted), np.bool_)
-    return keys[np.minimum(places, len(keys) - 1)] == wanted
+    return keys.take(places, mode="clip") == wanted
 
 
-def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: NDArray[_Item]) -> NDArray[_Item]:
+def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: ArrayLike) -> NDArray[_Item]:
     # Slices move whole runs; np.insert goes through a mask and costs twice as much for a handful of values.
-    if len(values) > _MANY_VALUES:
+    num_new = len(places)
+    if num_new > _MANY_VALUES:
         return np.insert(column, places, values)
-    out = np.empty(len(column) + len(values), column.dtype)
+    out = np.empty(len(column) + num_new, column.dtype)
     start = 0
     for number, place in enumerate(places.tolist()):
         out[start + number : place + number] = column[start:place]
-        out[place + number] = values[number]
         start = place
-    out[start + len(values) :] = column[start:]
+    out[start + num_new :] = column[start:]
+    out[places + np.arange(num_new)] = values
     return out
+
+
+def _first_keys(num_rows: int, vocab_size: int) -> NDArray[np.int64]:
+    return np.arange(num_rows) * vocab_size
 
 
 def _concatenate_optional(

@@ -26,7 +26,8 @@ examples:
   logitd serve --listen '' --unix-socket /run/logitd.sock  a Unix socket alone, for a decoder on the same node
   logitd serve --listen 0.0.0.0:50051                      every interface; mind that nobody has to log in
 
-SIGTERM and SIGINT stop it: health turns NOT_SERVING, calls that run may finish, then it exits with 0.
+SIGTERM and SIGINT stop it: health turns NOT_SERVING, replies say that the server drains, it lingers, ends the streams
+that are idle, lets calls that run finish, and exits with 0. A second signal stops it at once.
 """
 
 
@@ -46,9 +47,16 @@ async def _serve(config: ServerConfig) -> None:
     from logitd.service.server import LogitServer  # torch takes a second to load: not before the settings are right
 
     stop = asyncio.Event()
+    server = LogitServer(config)
+
+    def end() -> None:
+        if stop.is_set():
+            server.hurry()
+        stop.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with LogitServer(config):
+        asyncio.get_running_loop().add_signal_handler(number, end)
+    async with server:
         await stop.wait()
 
 

@@ -22,8 +22,8 @@ class ConfigError(ValueError):
     """A setting breaks a rule."""
 
 
-def _setting(default: Any, help_text: str) -> Any:
-    return field(default=default, metadata={"help": help_text})
+def _setting(default: Any, help_text: str, *, may_be_zero: bool = False) -> Any:
+    return field(default=default, metadata={"help": help_text, "may_be_zero": may_be_zero})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,12 @@ class ServerConfig:
     max_stop_token_ids: int = _setting(1024, "EOS and stop ids of one sequence at most")
     max_state_bytes: int = _setting(4 << 30, "bytes of state that all batches together may reserve")
     idle_timeout_seconds: float = _setting(600.0, "a batch expires after this long without a message")
-    grace_seconds: float = _setting(5.0, "how long calls that run may go on after SIGTERM")
+    max_queued_bytes: int = _setting(64 << 20, "bytes of a stream that are read ahead of the work")
+    reply_timeout_seconds: float = _setting(30.0, "a stream ends when its caller leaves a reply unread this long")
+    linger_seconds: float = _setting(
+        3.0, "after SIGTERM, how long calls are still taken while health says NOT_SERVING", may_be_zero=True
+    )
+    grace_seconds: float = _setting(5.0, "how long calls that run may then go on", may_be_zero=True)
     torch_threads: int = _setting(1, "intra-op threads of torch; more than 1 suffers from busy neighbours")
     reflection: bool = _setting(False, "serve gRPC reflection, for grpcurl and the like")
 
@@ -51,7 +56,8 @@ class ServerConfig:
         for setting in fields(self):
             value = getattr(self, setting.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and not (math.isfinite(value) and value > 0):
+            may_be_zero = setting.metadata["may_be_zero"] and value == 0
+            if is_number and not may_be_zero and not (math.isfinite(value) and value > 0):
                 raise ConfigError(f"{setting.name} must be finite and > 0, got {value!r}")
         if self.default_max_new_tokens > self.max_new_tokens:
             rule = f"must be at most max_new_tokens, {self.max_new_tokens}"

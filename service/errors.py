@@ -11,6 +11,7 @@ ServiceError
 ├── BatchesDiffer         FAILED_PRECONDITION  BATCHES_DIFFER
 ├── BatchExists           ALREADY_EXISTS       BATCH_EXISTS
 ├── LimitExceeded         RESOURCE_EXHAUSTED   TOO_MANY_BATCHES, TOO_MANY_ROWS, TOO_MUCH_STATE
+├── RepliesNotRead        RESOURCE_EXHAUSTED   REPLIES_NOT_READ
 ├── Draining              UNAVAILABLE          DRAINING
 └── NotSupported          UNIMPLEMENTED        NOT_SUPPORTED
 """
@@ -148,6 +149,16 @@ class LimitExceeded(ServiceError):
     def __init__(self, reason: str, limit: str, most: int, got: int) -> None:
         super().__init__(f"{limit} is {most}, got {got}", limit=limit, most=most, got=got)
         self.reason = reason  # type: ignore[misc]  # one class for all limits, told apart by the reason
+
+
+class RepliesNotRead(ServiceError):
+    """A caller writes and never reads."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "REPLIES_NOT_READ"
+
+    def __init__(self, limit: float) -> None:
+        super().__init__(f"a reply must be read within {limit:g} seconds; read while you write", limit_seconds=limit)
 
 
 class Draining(ServiceError):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_status import rpc_status
 
-from logitd.service.errors import ServiceError, internal_status, to_status
+from logitd.service.errors import Draining, RepliesNotRead, ServiceError, internal_status, to_status
+from logitd.service.inbox import Inbox
 from logitd.service.operations.table import STREAMS, UNARY
 from logitd.v1 import service_pb2
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from logitd.service.operations.table import StepStream
 
 _LOG = logging.getLogger(__name__)
-_R = TypeVar("_R")
 
 SERVICE_NAME = service_pb2.DESCRIPTOR.services_by_name["LogitProcessorService"].full_name
 
@@ -34,6 +34,7 @@ class Handlers:
     def __init__(self, context: OperationContext, worker: Executor) -> None:
         self._context = context
         self._worker = worker
+        self._inboxes: set[Inbox] = set()
 
     def generic_handler(self) -> grpc.GenericRpcHandler:
         """All RPCs of the service."""
@@ -44,26 +45,57 @@ class Handlers:
             methods[name] = grpc.stream_stream_rpc_method_handler(self._stream(name, open_stream))
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
+    def end_streams(self) -> None:
+        """End every stream when the messages that it has received are answered."""
+        for inbox in self._inboxes:
+            inbox.end(Draining())
+
     def _unary(self, name: str, operation: Callable[[OperationContext, bytes], bytes]) -> Any:
         async def handle(data: bytes, call: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            return await self._run(name, call, lambda: operation(self._context, data))
+            return await self._run(name, call, operation, self._context, data)
 
         return handle
 
     def _stream(self, name: str, open_stream: Callable[[OperationContext], StepStream]) -> Any:
-        async def handle(
-            messages: AsyncIterator[bytes], call: grpc.aio.ServicerContext[bytes, bytes]
-        ) -> AsyncIterator[bytes]:
-            stream = open_stream(self._context)
-            async for data in messages:
-                yield await self._run(name, call, lambda data=data: stream.step(data))  # type: ignore[misc]
+        async def handle(messages: AsyncIterator[bytes], call: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            inbox = Inbox(self._context.config.max_queued_bytes)
+            self._inboxes.add(inbox)
+            reader = asyncio.create_task(inbox.fill(messages))
+            try:
+                await self._serve_stream(name, open_stream(self._context), inbox, call)
+            finally:
+                self._inboxes.discard(inbox)
+                reader.cancel()
 
         return handle
 
-    async def _run(self, name: str, call: grpc.aio.ServicerContext[bytes, bytes], job: Callable[[], _R]) -> _R:
+    async def _serve_stream(
+        self, name: str, stream: StepStream, inbox: Inbox, call: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        while (data := await self._receive(inbox, call)) is not None:
+            await self._send(call, await self._run(name, call, stream.step, data))
+
+    async def _receive(self, inbox: Inbox, call: grpc.aio.ServicerContext[bytes, bytes]) -> bytes | None:
+        try:
+            return await inbox.get()
+        except ServiceError as error:
+            await _abort(call, to_status(error))
+            raise AssertionError("abort returned") from error
+
+    async def _send(self, call: grpc.aio.ServicerContext[bytes, bytes], reply: bytes) -> None:
+        limit = self._context.config.reply_timeout_seconds
+        try:
+            async with asyncio.timeout(limit):
+                await call.write(reply)
+        except TimeoutError:
+            await _abort(call, to_status(RepliesNotRead(limit)))
+
+    async def _run(
+        self, name: str, call: grpc.aio.ServicerContext[bytes, bytes], job: Callable[..., bytes], *arguments: Any
+    ) -> bytes:
         try:
             # A job that was begun is finished, whether or not its caller waits: it commits all or nothing.
-            return await asyncio.get_running_loop().run_in_executor(self._worker, job)
+            return await asyncio.get_running_loop().run_in_executor(self._worker, job, *arguments)
         except ServiceError as error:
             status = to_status(error)
         except Exception:  # the boundary: whatever else escapes is a fault of ours, told as such

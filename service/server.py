@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -49,12 +51,14 @@ class LogitServer:
         self.context = OperationContext(config, BatchRegistry(config))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="logitd-cpu", initializer=self._prepare_worker)
         self._health = health.aio.HealthServicer()
+        self._handlers = Handlers(self.context, self._worker)
+        self._is_hurried = asyncio.Event()
         self._server = grpc.aio.server(options=_channel_options(config))
         self.endpoints = Endpoints()
 
     async def start(self) -> None:
         """Listen and serve. Raises `ConfigError` if an address cannot be had."""
-        self._server.add_generic_rpc_handlers((Handlers(self.context, self._worker).generic_handler(),))
+        self._server.add_generic_rpc_handlers((self._handlers.generic_handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         if self._config.reflection:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -68,13 +72,19 @@ class LogitServer:
         _LOG.info("serving on %s", " and ".join(filter(None, (self.endpoints.tcp_address, self.endpoints.unix_socket))))
 
     async def stop(self) -> None:
-        """Take no new calls, let those that run finish within the grace, and release everything."""
+        """Say that the server drains, linger, let what runs finish within the grace, and release everything."""
         self.context.is_draining = True
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(self._config.grace_seconds)
+        await self._linger()
+        self._handlers.end_streams()
+        await self._server.stop(0 if self._is_hurried.is_set() else self._config.grace_seconds)
         self._worker.shutdown()
         if self.endpoints.unix_socket and os.path.exists(self.endpoints.unix_socket):  # noqa: ASYNC240
             os.unlink(self.endpoints.unix_socket)
+
+    def hurry(self) -> None:
+        """Neither linger nor wait for calls: `stop` returns at once."""
+        self._is_hurried.set()
 
     async def wait(self) -> None:
         """Return when the server has stopped."""
@@ -88,6 +98,11 @@ class LogitServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+
+    async def _linger(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._config.linger_seconds):
+                await self._is_hurried.wait()
 
     def _bind(self) -> Endpoints:
         tcp_address, path = "", self._config.unix_socket

@@ -24,7 +24,9 @@ def package_folders() -> dict[str, Path]:
 
 
 def installed_files() -> set[PurePosixPath]:
-    distribution = importlib.metadata.distribution("logitd")
+    # A build leaves metadata without a record in the source tree, where `python -m pytest` would find it first.
+    found = importlib.metadata.distributions(name="logitd")
+    distribution = next(each for each in found if each.read_text("RECORD") is not None)
     if "editable" in (distribution.read_text("direct_url.json") or ""):
         pytest.skip("an editable install has no files of its own")
     return {PurePosixPath(file) for file in distribution.files or () if file.suffix != ".pyc"}

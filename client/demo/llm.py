@@ -105,10 +105,12 @@ class SmolSession:
         Raises:
             ValueError: the prompt is empty.
         """
+        from transformers import DynamicCache
+
         if not prompt_ids:
             raise ValueError("the prompt must hold at least one token, got none")
-        self._cache = None
-        logits = self._forward([list(prompt_ids)])
+        self._cache = DynamicCache(config=self._model.config)
+        logits = self._append([list(prompt_ids)])
         self._cache.batch_repeat_interleave(rows)
         return np.repeat(logits, rows, axis=0)
 
@@ -125,20 +127,15 @@ class SmolSession:
                 f"every new row needs one parent and one token, got {len(parent_rows)} and {len(token_ids)}"
             )
         self._cache.reorder_cache(torch.tensor(parent_rows))
-        return self._forward([[token_id] for token_id in token_ids])
+        return self._append([[token_id] for token_id in token_ids])
 
-    def _forward(self, new_tokens: list[list[int]]) -> npt.NDArray[np.float32]:
+    def _append(self, new_tokens: list[list[int]]) -> npt.NDArray[np.float32]:
         import torch
 
         with torch.inference_mode():
-            output = self._model(
-                input_ids=torch.tensor(new_tokens),
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-        self._cache = output.past_key_values
-        return _as_array(output.logits[:, -1])
+            # The cache is extended in place.
+            output = self._model(input_ids=torch.tensor(new_tokens), cache=self._cache, logits_to_keep=1)
+            return _as_array(output.logits[:, -1])
 
 
 def model_folder(cache_dir: Path | None = None) -> Path:

@@ -98,7 +98,7 @@ def going_on(rule: BeamRule, index: int, state: RequestState, outcome: Outcome) 
 
 def ended(index: int, state: RequestState, outcome: Outcome) -> RequestStep:
     """The result of a request whose search is over."""
-    best = hypotheses_of(outcome.pool)[: state.parameters.max_hypotheses]
+    best = hypotheses_of(outcome.pool[: state.parameters.max_hypotheses])
     return _result(index, (), state, outcome, best, b"")
 
 

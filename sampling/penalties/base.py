@@ -51,4 +51,4 @@ class AdditivePenalty(Penalty):
 
 def spread(column: NDArray[np.float32], table: TokenTable) -> NDArray[np.float32]:
     """A column over rows [R] as one over the table's entries [N]."""
-    return np.repeat(column, np.diff(table.row_splits))
+    return column.repeat(table.row_lengths)

@@ -23,7 +23,7 @@ class Frequency(AdditivePenalty):
     """Its part is the table's sums, which `extend_sums` keeps while tokens are accumulated."""
 
     def is_required(self, rows: RowParameters) -> bool:
-        return bool((rows.frequency != 0).any())
+        return rows.has_frequency
 
     def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
         assert table.sums is not None
@@ -34,7 +34,7 @@ def extend_sums(
     profile: Profile,
     sums: NDArray[np.float32],
     counts: NDArray[np.int32],
-    increments: NDArray[np.int32],
+    increments: NDArray[np.int32] | int,
     penalties: NDArray[np.float32],
 ) -> NDArray[np.float32]:
     """The accumulated penalty of entries that occurred `increments` more times.
@@ -43,7 +43,7 @@ def extend_sums(
     ----------
     sums, counts : float32 [n], int32 [n]
         Before. A sum from nothing starts at 0 with a count of 0.
-    increments : int32 [n], >= 0
+    increments : int32 [n], >= 0; or 1 for all
     penalties : float32 [n]
         The frequency penalty of each entry's row.
 
@@ -52,9 +52,10 @@ def extend_sums(
     float32 [n], always finite: an infinite sum would turn an infinite logit into NaN.
     """
     if profile.frequency_sum is FrequencySum.PRODUCT:
-        product = penalties * (counts + increments).astype(np.float32)
+        with np.errstate(over="ignore"):
+            product = penalties * (counts + increments).astype(np.float32)
         return np.clip(product, -_GREATEST, _GREATEST)
-    return _add_repeatedly(sums, increments, penalties)
+    return sums + penalties if isinstance(increments, int) else _add_repeatedly(sums, increments, penalties)
 
 
 def _add_repeatedly(

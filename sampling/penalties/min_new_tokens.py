@@ -18,7 +18,7 @@ def find_banned(rows: RowParameters, output_lengths: NDArray[np.int64], vocab_si
     A banned logit is -inf. No penalty changes -inf, so the place of the ban in a profile's order cannot be seen in
     any result, and it is written last.
     """
-    short_rows = np.flatnonzero(output_lengths < rows.min_new_tokens).tolist()
+    short_rows = np.flatnonzero(output_lengths < rows.min_new_tokens).tolist() if rows.has_bans else []
     if not short_rows:
         return np.empty(0, np.int64)
     return np.concatenate([rows.stop_token_ids[row] + row * vocab_size for row in short_rows])

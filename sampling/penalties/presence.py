@@ -15,13 +15,14 @@ if TYPE_CHECKING:
 
 
 class Presence(AdditivePenalty):
-    """The row's presence penalty for ids of the output, 0 for ids that only the prompt has."""
+    """The row's presence penalty for ids of the output, 0 of its sign for ids that only the prompt has."""
 
     def is_required(self, rows: RowParameters) -> bool:
-        return bool((rows.presence != 0).any())
+        return rows.has_presence
 
     def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
         presence = spread(rows.presence, table)
         if table.in_prompt is not None:
-            presence[table.counts == 0] = 0
+            # A product, as in the engines: a negative penalty leaves -0, which turns a logit of -0 into 0.
+            presence *= table.counts > 0
         return presence

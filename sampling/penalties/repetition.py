@@ -23,7 +23,7 @@ class Repetition(Penalty):
     is_additive = False
 
     def is_required(self, rows: RowParameters) -> bool:
-        return bool((rows.repetition != 1).any())
+        return rows.has_repetition
 
     def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
         return spread(rows.repetition, table)

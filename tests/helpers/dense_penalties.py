@@ -88,7 +88,9 @@ def _hf(logits: torch.Tensor, rows: Sequence[RowStart]) -> torch.Tensor:
     parameters = _columns(rows)
     counts = _count(logits, [row.output_token_ids for row in rows])
     seen = (_count(logits, [row.prompt_token_ids for row in rows]) + counts) > 0
-    scaled = torch.stack([_scale(line, row.parameters.repetition_penalty) for line, row in zip(logits, rows, strict=True)])
+    scaled = torch.stack(
+        [_scale(line, row.parameters.repetition_penalty) for line, row in zip(logits, rows, strict=True)]
+    )
     logits = torch.where(seen, scaled, logits)
     # The sum stays finite, so that no infinite logit becomes NaN.
     logits = logits - (parameters.frequency * counts).clamp(-_GREATEST, _GREATEST)
@@ -109,9 +111,7 @@ def _scale(logits: torch.Tensor, penalty: float) -> torch.Tensor:
     return torch.where(logits < 0, logits * penalty, logits / penalty)
 
 
-def _scatter_tokens(
-    logits: torch.Tensor, rows: Sequence[RowStart]
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _scatter_tokens(logits: torch.Tensor, rows: Sequence[RowStart]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The states of repetition, frequency and presence, fed one token at a time."""
     parameters = _columns(rows)
     repetitions, frequencies, presences = torch.ones_like(logits), torch.zeros_like(logits), torch.zeros_like(logits)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from logitd.sampling import RowStart
 
 _FP32_STEP = 2.0**-23
+# Parameters and results may be smaller than fp32 can tell from 0.
+_FP32_UNDERFLOW = 2.0**-140
 
 
 class ExactRow(NamedTuple):
@@ -45,4 +47,5 @@ def _tolerance(row: RowStart, logits: NDArray[np.float64], counts: NDArray[np.in
     """A rounding error for every operation, of the greatest size that any term can have."""
     p = row.parameters
     terms = np.abs(logits) + np.abs(p.frequency_penalty) * counts + np.abs(p.presence_penalty)
-    return (6 + counts) * _FP32_STEP * terms * max(p.repetition_penalty, 1 / p.repetition_penalty)
+    scale = max(p.repetition_penalty, 1 / p.repetition_penalty)
+    return (6 + counts) * _FP32_STEP * terms * scale + _FP32_UNDERFLOW

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+
 from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 
 if TYPE_CHECKING:
@@ -23,9 +25,11 @@ _RANGES = {"SGLANG": (2.0, 2.0), "SGLANG_FUSED": (2.0, 2.0), "VLLM": (3e38, 2.0)
 _EXTREME_REPETITIONS = (1e-45, 2.0**-126, 1e-20, 1 + 1e-9, 1e20, 3e38)
 _EXTREME_ADDITIVES = (-0.0, 1e-45, -1e-45, 1e-20, 1e20, -1e20, 3e38, -3e38)
 _AWKWARD_LOGITS = (
-    *(float("-inf"), float("inf"), float("nan"), 0.0, -0.0, 1.0, -1.0),
-    *(65504.0, -65504.0, 3e38, -3e38, 1e-45, -1e-45, 6e-8, -2.0**-126),
+    *(float("-inf"), float("inf"), float("nan"), 0.0, -0.0, -0.0, 1.0, -1.0),
+    *(65504.0, -65504.0, 3e38, -3e38, 1e-45, -1e-45, 6e-8, -(2.0**-126)),
 )
+# Those before the huge and the tiny.
+_NUM_MODERATE = 8
 
 
 @dataclass(frozen=True)
@@ -41,56 +45,62 @@ class Batch:
         return PenaltyOrchestrator.create(self.profile, self.vocab_size, self.rows)
 
 
-def token_pools(vocab_size: int) -> st.SearchStrategy[list[int]]:
-    """A few ids, the first and the last of the vocabulary among them, so that tokens repeat at any size."""
-    ids = st.lists(st.integers(0, vocab_size - 1), max_size=5)
-    return ids.map(lambda drawn: [0, vocab_size - 1, *drawn])
+# One draw a history or stop set: a byte chooses an id of the pool. Drawing ids one by one takes most of a test's time.
+_HISTORIES = st.binary(max_size=12)
+_STOP_SETS = st.binary(max_size=4)
+_SEEDS = st.integers(0, 2**32 - 1)
+_PADDINGS = st.sampled_from(((0, 0.0), (0, 0.0), (1, 5.0), (63, 0.0), (63, float("-inf")), (2, float("nan"))))
 
 
-def histories(pool: Sequence[int], max_size: int = 12) -> st.SearchStrategy[tuple[int, ...]]:
-    return st.lists(st.sampled_from(pool), max_size=max_size).map(tuple)
-
-
-def parameters(profile: str, pool: Sequence[int], *, moderate: bool = False) -> st.SearchStrategy[PenaltyParameters]:
-    """Parameters in the profile's range, one in four neutral; moderate ones overflow nothing."""
+@cache
+def parameters(profile: str, *, moderate: bool = False) -> st.SearchStrategy[PenaltyParameters]:
+    """Parameters in the profile's range without stop ids, one in four neutral; moderate ones overflow nothing."""
     most_repetition, most_additive = _RANGES[profile]
-    repetitions = st.floats(0.05, 2.0) if moderate else st.floats(2.0**-149, most_repetition)
-    additives = st.floats(-2.0, 2.0) if moderate else st.floats(-most_additive, most_additive)
-    if not moderate:
-        repetitions |= st.sampled_from([r for r in _EXTREME_REPETITIONS if r <= most_repetition])
-        additives |= st.sampled_from([a for a in _EXTREME_ADDITIVES if abs(a) <= most_additive])
+    if moderate:
+        repetitions, additives = st.floats(0.05, 2.0), st.floats(-2.0, 2.0)
+    else:
+        extreme_repetitions = [r for r in _EXTREME_REPETITIONS if r <= most_repetition]
+        extreme_additives = [a for a in _EXTREME_ADDITIVES if abs(a) <= most_additive]
+        repetitions = st.floats(2.0**-149, most_repetition) | st.sampled_from(extreme_repetitions)
+        additives = st.floats(-most_additive, most_additive) | st.sampled_from(extreme_additives)
     asked = st.builds(
         PenaltyParameters,
-        repetition_penalty=st.just(1.0) | st.sampled_from((0.5, 1.1, 1.3, 2.0)) | repetitions,
-        frequency_penalty=st.just(0.0) | st.sampled_from((-2.0, -0.7, 0.1, 1.1)) | additives,
-        presence_penalty=st.just(0.0) | st.sampled_from((-2.0, -0.3, 0.2, 2.0)) | additives,
-        min_new_tokens=st.just(0) | st.integers(0, 15),
-        stop_token_ids=st.lists(st.sampled_from(pool), max_size=4).map(tuple),
+        repetition_penalty=st.sampled_from((1.0, 1.0, 0.5, 1.1, 1.3, 2.0)) | repetitions,
+        frequency_penalty=st.sampled_from((0.0, 0.0, -2.0, -0.7, 0.1, 1.1)) | additives,
+        presence_penalty=st.sampled_from((0.0, 0.0, -2.0, -0.3, 0.2, 2.0)) | additives,
+        min_new_tokens=st.sampled_from((0, 1, 5, 13)),
     )
     return st.one_of(asked, asked, asked, st.just(PenaltyParameters()))
 
 
-def row_starts(profile: str, pool: Sequence[int], *, moderate: bool = False) -> st.SearchStrategy[RowStart]:
-    return st.builds(
-        RowStart,
-        parameters=parameters(profile, pool, moderate=moderate),
-        prompt_token_ids=histories(pool),
-        output_token_ids=histories(pool),
-    )
+def draw_pool(draw: st.DrawFn, vocab_size: int) -> tuple[int, ...]:
+    """A few ids, the first and the last of the vocabulary among them, so that tokens repeat at any size."""
+    random = np.random.default_rng(draw(_SEEDS))
+    return (0, vocab_size - 1, *random.integers(0, vocab_size, 4).tolist())
 
 
-@st.composite
-def logits_of(
+def draw_ids(draw: st.DrawFn, pool: Sequence[int], choices: st.SearchStrategy[bytes] = _HISTORIES) -> tuple[int, ...]:
+    return tuple(pool[choice % len(pool)] for choice in draw(choices))
+
+
+def draw_row(draw: st.DrawFn, profile: str, pool: Sequence[int], *, moderate: bool = False) -> RowStart:
+    asked = draw(parameters(profile, moderate=moderate))
+    with_stops = replace(asked, stop_token_ids=draw_ids(draw, pool, _STOP_SETS))
+    return RowStart(with_stops, draw_ids(draw, pool), draw_ids(draw, pool))
+
+
+def draw_logits(
     draw: st.DrawFn, num_rows: int, width: int, dtype: torch.dtype, pool: Sequence[int], *, moderate: bool = False
 ) -> torch.Tensor:
-    """Normal logits [num_rows, width], with awkward values at ids of the pool."""
-    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    logits = torch.from_numpy(random.normal(0, 5, (num_rows, width)).astype(np.float32)).to(dtype)
-    special = st.sampled_from(_AWKWARD_LOGITS[:7] if moderate else _AWKWARD_LOGITS)
-    places = st.tuples(st.integers(0, num_rows - 1), st.sampled_from(pool))
-    for place, value in draw(st.dictionaries(places, special, max_size=8)).items() if num_rows else ():
-        logits[place] = value
-    return logits
+    """Normal logits [num_rows, width], one in three ids of the pool with an awkward value instead."""
+    random = np.random.default_rng(draw(_SEEDS))
+    logits = torch.from_numpy(random.normal(0, 5, (num_rows, width)).astype(np.float32))
+    awkward = _AWKWARD_LOGITS[:_NUM_MODERATE] if moderate else _AWKWARD_LOGITS
+    for row in range(num_rows):
+        for token_id in pool:
+            if random.integers(3) == 0:
+                logits[row, token_id] = random.choice(awkward)
+    return logits.to(dtype)
 
 
 @st.composite
@@ -107,9 +117,9 @@ def batches(
     profile = profile or draw(st.sampled_from(PROFILES))
     vocab_size = vocab_size or draw(st.sampled_from(SMALL_VOCABULARIES))
     dtype = dtype or draw(st.sampled_from(DTYPES))
-    pool = draw(token_pools(vocab_size))
-    rows = draw(st.lists(row_starts(profile, pool, moderate=moderate), min_size=1, max_size=max_rows))
-    width = vocab_size + draw(st.sampled_from((0, 0, 1, 63)))
-    logits = draw(logits_of(len(rows), width, dtype, pool, moderate=moderate))
-    logits[:, vocab_size:] = draw(st.sampled_from((0.0, float("-inf"), float("nan"), 5.0)))
+    pool = draw_pool(draw, vocab_size)
+    rows = [draw_row(draw, profile, pool, moderate=moderate) for _ in range(draw(st.integers(1, max_rows)))]
+    num_padding, padding = draw(_PADDINGS)
+    logits = draw_logits(draw, len(rows), vocab_size + num_padding, dtype, pool, moderate=moderate)
+    logits[:, vocab_size:] = padding
     return Batch(profile, vocab_size, tuple(rows), logits)

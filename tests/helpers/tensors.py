@@ -53,9 +53,6 @@ class Placed(NamedTuple):
     memory: torch.Tensor
 
 
-
-
-
 LAYOUTS: Mapping[str, Callable[[Callable[..., torch.Tensor], int, int], torch.Tensor]] = {
     "contiguous": lambda memory, rows, width: memory(rows, width),
     "offset": lambda memory, rows, width: memory(rows + 2, width)[1 : rows + 1],

@@ -19,6 +19,8 @@ from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart
 from logitd.sampling.parameters import PenaltyParameters
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from logitd.sampling.beam import Hypothesis
 
 transformers = pytest.importorskip("transformers")
@@ -29,6 +31,15 @@ PER_TEST = 60
 # The engine's pool slots start at this score, and a candidate that did not end may move one by an ulp.
 UNFILLED = -1e9 + 64
 ENGINE_EARLY_STOPPING = {EarlyStopping.FALSE: False, EarlyStopping.TRUE: True, EarlyStopping.NEVER: "never"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Waking a second thread costs more than these small tensors do, many times more on a busy machine.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 class StubEngine(transformers.PreTrainedModel, transformers.GenerationMixin):
@@ -44,7 +55,9 @@ class StubEngine(transformers.PreTrainedModel, transformers.GenerationMixin):
         self.model = model
         self.num_steps = 0
 
-    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any) -> dict[str, torch.Tensor]:
+    def prepare_inputs_for_generation(
+        self, input_ids: torch.Tensor, attention_mask: Any = None, **_: Any
+    ) -> dict[str, torch.Tensor]:
         return {"input_ids": input_ids}
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:

@@ -13,6 +13,7 @@ from helpers.penalty_strategies import DTYPES, LARGE_VOCABULARIES, PROFILES, Bat
 from helpers.tensors import LAYOUTS, assert_same_bits, assert_same_numbers, assert_same_values, place
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def assert_equals_dense_form(batch: Batch, device: torch.device) -> None:
 def assert_is_patch_of(patch: Patch, batch: Batch) -> None:
     ids = [sorted(ids) for ids in edited_ids(batch)]
     assert patch.token_ids.dtype == np.int32
-    assert patch.token_ids.tolist() == sum(ids, [])
+    assert patch.token_ids.tolist() == [token_id for row_ids in ids for token_id in row_ids]
     assert patch.row_splits.dtype == np.int64
     assert patch.row_splits.tolist() == np.cumsum([0, *map(len, ids)]).tolist()
     rows = np.repeat(np.arange(len(ids)), np.diff(patch.row_splits))
@@ -101,7 +102,7 @@ def test_float64_agrees_with_fp32_work(profile: str, data: st.DataObject) -> Non
         exact = penalise_exactly(profile, row, before)
         finite = np.isfinite(exact.logits)
         np.testing.assert_array_equal(after[~finite], exact.logits[~finite])
-        assert (np.abs(after - exact.logits)[finite] <= exact.tolerance[finite]).all()
+        assert (np.abs(after[finite] - exact.logits[finite]) <= exact.tolerance[finite]).all()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
