@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from google.protobuf.message import DecodeError, Message
 
-from logitd.service.errors import InvalidField, MalformedMessage, NotSupported
+from logitd.service.errors import InvalidField, MalformedMessage
 from logitd.service.frames import Payload, append_payload, split_payload, view_tensor
 from logitd.v1 import types_pb2
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from logitd.service.regions import RegionRegistry
 
 _M = TypeVar("_M", bound=Message)
 
@@ -72,8 +74,13 @@ class WireLogits:
     shape: tuple[int, int]
     payload: Payload
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether they lie in shared memory."""
+        return not isinstance(self.payload.owner, bytes)
+
     def view(self) -> torch.Tensor:
-        """The logits, [rows, columns]; they may share the message's memory and are not to be changed."""
+        """The logits, [rows, columns]; only those in shared memory may be changed."""
         return view_tensor(self.payload, TORCH_DTYPES[self.data_type], self.shape)
 
     def copy_into(self, head: bytes, path: tuple[int, ...]) -> tuple[bytes, torch.Tensor]:
@@ -85,25 +92,35 @@ class WireLogits:
 
 
 def read_logits(
-    path: str, tensor: types_pb2.Tensor, payload: Payload | None, *, vocab_size: int, max_columns: int
+    path: str,
+    tensor: types_pb2.Tensor,
+    payload: Payload | None,
+    regions: RegionRegistry,
+    *,
+    vocab_size: int,
+    max_columns: int,
 ) -> WireLogits:
     """The logits of a message, rows >= 1, columns >= vocab_size; `payload` is its data if it was left aside.
 
-    Raises `InvalidField` for a wrong type, shape or byte count; nothing is allocated before all of it is checked.
+    Raises `InvalidField` for a wrong type, shape or byte count, `RegionNotFound` for a region that is not there;
+    nothing is allocated before all of it is checked.
     """
     if tensor.data_type not in TORCH_DTYPES:
         raise InvalidField(f"{path}.data_type", "must be FP32, FP16 or BF16", tensor.data_type)
     item_size = TORCH_DTYPES[tensor.data_type].itemsize
     rows, columns = _check_shape(f"{path}.shape", list(tensor.shape), vocab_size, max_columns)
+    num_bytes = rows * columns * item_size
     if tensor.HasField("shared_memory"):
-        raise NotSupported("logits in shared memory")
-    if not tensor.HasField("data"):
-        raise InvalidField(f"{path}.data", "must be set", "nothing")
-    if payload is None:
+        place = tensor.shared_memory
+        region = regions.find(place.region_id)
+        payload = region.open(f"{path}.shared_memory", place.offset, num_bytes, item_size)
+    elif not tensor.HasField("data"):
+        raise InvalidField(f"{path}.data", "must be set, or shared_memory", "nothing")
+    elif payload is None:
         data = tensor.data
         payload = Payload(data, 0, len(data))
-    if len(payload) != rows * columns * item_size:
-        rule = f"must have {rows * columns * item_size} bytes, {rows} x {columns} x {item_size}"
+    if len(payload) != num_bytes:
+        rule = f"must have {num_bytes} bytes, {rows} x {columns} x {item_size}"
         raise InvalidField(f"{path}.data", rule, f"{len(payload)} bytes")
     return WireLogits(tensor.data_type, (rows, columns), payload)
 

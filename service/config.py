@@ -32,6 +32,9 @@ class ServerConfig:
 
     listen: str = _setting("127.0.0.1:50051", "TCP address HOST:PORT; port 0 takes a free one; empty: no TCP")
     unix_socket: str = _setting("", "path of a Unix domain socket to listen on as well; empty: none")
+    shared_memory_dir: str = _setting("", "directory of named shared-memory files; empty: only memory files")
+    max_regions: int = _setting(1024, "registered regions of shared memory at most")
+    max_region_bytes: int = _setting(64 << 30, "bytes of all registered regions together at most")
     max_batches: int = _setting(1024, "live batches at most")
     max_rows_per_batch: int = _setting(256, "rows of one batch at most (beams count one by one)")
     max_vocab_size: int = _setting(262_144, "columns of logits at most, padding included")

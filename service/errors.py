@@ -6,11 +6,13 @@ ServiceError
 ├── InvalidLogits         INVALID_ARGUMENT     INVALID_LOGITS
 ├── BatchNotFound         NOT_FOUND            BATCH_NOT_FOUND
 ├── UidMismatch           NOT_FOUND            UID_MISMATCH
+├── RegionNotFound        NOT_FOUND            REGION_NOT_FOUND
 ├── RevisionMismatch      FAILED_PRECONDITION  REVISION_MISMATCH
 ├── WrongBatchKind        FAILED_PRECONDITION  WRONG_BATCH_KIND
 ├── BatchesDiffer         FAILED_PRECONDITION  BATCHES_DIFFER
 ├── BatchExists           ALREADY_EXISTS       BATCH_EXISTS
-├── LimitExceeded         RESOURCE_EXHAUSTED   TOO_MANY_BATCHES, TOO_MANY_ROWS, TOO_MUCH_STATE
+├── LimitExceeded         RESOURCE_EXHAUSTED   TOO_MANY_BATCHES, TOO_MANY_ROWS, TOO_MUCH_STATE,
+│                                              TOO_MANY_REGIONS, TOO_MUCH_SHARED_MEMORY
 ├── RepliesNotRead        RESOURCE_EXHAUSTED   REPLIES_NOT_READ
 ├── Draining              UNAVAILABLE          DRAINING
 └── NotSupported          UNIMPLEMENTED        NOT_SUPPORTED
@@ -100,6 +102,16 @@ class UidMismatch(ServiceError):
 
     def __init__(self) -> None:
         super().__init__("this batch_id is live with another uid; the batch that was meant is gone")
+
+
+class RegionNotFound(ServiceError):
+    """The region id is unknown, or its owner is gone."""
+
+    code = grpc.StatusCode.NOT_FOUND
+    reason = "REGION_NOT_FOUND"
+
+    def __init__(self) -> None:
+        super().__init__("no region has this region_id; register it again")
 
 
 class RevisionMismatch(ServiceError):

@@ -8,6 +8,7 @@ the way out it is copied once, into the reply, and worked on there.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,9 +28,9 @@ _ALIGNMENT = 8
 
 
 class Payload(NamedTuple):
-    """Bytes [start, end) of `owner`."""
+    """Bytes [start, end) of `owner`, a received message or mapped shared memory."""
 
-    owner: bytes
+    owner: bytes | mmap.mmap
     start: int
     end: int
 
@@ -84,12 +85,15 @@ def append_payload(head: bytes, path: tuple[int, ...], tensor_head: bytes, paylo
 def view_tensor(payload: Payload, dtype: torch.dtype, shape: tuple[int, int]) -> torch.Tensor:
     """The payload as a tensor that shares its memory and keeps it alive; a copy where it is not aligned.
 
-    The memory is that of a bytes object. Write only into one that nobody else has seen yet.
+    Where the memory is that of a bytes object, write only into one that nobody else has seen yet.
     """
     if payload.start % dtype.itemsize:
         return torch.frombuffer(bytearray(memoryview(payload.owner)[payload.start : payload.end]), dtype=dtype).view(
             shape
         )
+    if isinstance(payload.owner, mmap.mmap):
+        count = len(payload) // dtype.itemsize
+        return torch.frombuffer(payload.owner, dtype=dtype, count=count, offset=payload.start).view(shape)
     address = np.frombuffer(payload.owner, np.uint8).ctypes.data + payload.start
     memory = (ctypes.c_char * len(payload)).from_address(address)
     memory.owner = payload.owner  # type: ignore[attr-defined]  # torch keeps `memory`, which keeps the bytes

@@ -20,6 +20,8 @@ from grpc_reflection.v1alpha import reflection
 from logitd.service.config import ConfigError
 from logitd.service.handlers import SERVICE_NAME, Handlers
 from logitd.service.operations.context import OperationContext
+from logitd.service.regions import RegionRegistry, clean_directory
+from logitd.service.regions.side_socket import SUFFIX, SideSocket
 from logitd.service.registry import BatchRegistry
 
 if TYPE_CHECKING:
@@ -48,12 +50,13 @@ class LogitServer:
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
-        self.context = OperationContext(config, BatchRegistry(config))
+        self.context = OperationContext(config, BatchRegistry(config), RegionRegistry(config))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="logitd-cpu", initializer=self._prepare_worker)
         self._health = health.aio.HealthServicer()
         self._handlers = Handlers(self.context, self._worker)
         self._is_hurried = asyncio.Event()
         self._server = grpc.aio.server(options=_channel_options(config))
+        self._side_socket: SideSocket | None = None
         self.endpoints = Endpoints()
 
     async def start(self) -> None:
@@ -63,10 +66,14 @@ class LogitServer:
         if self._config.reflection:
             names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
             reflection.enable_server_reflection(names, self._server)
+        if self._config.shared_memory_dir:
+            clean_directory(self._config.shared_memory_dir)
         self.endpoints = self._bind()
         await self._server.start()
         if self.endpoints.unix_socket:
             os.chmod(self.endpoints.unix_socket, _SOCKET_MODE)  # a single call before serving
+        if self._side_socket is not None:
+            self._side_socket.start()
         for name in ("", SERVICE_NAME):
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
         _LOG.info("serving on %s", " and ".join(filter(None, (self.endpoints.tcp_address, self.endpoints.unix_socket))))
@@ -78,6 +85,8 @@ class LogitServer:
         await self._linger()
         self._handlers.end_streams()
         await self._server.stop(0 if self._is_hurried.is_set() else self._config.grace_seconds)
+        if self._side_socket is not None:
+            await self._side_socket.stop()
         self._worker.shutdown()
         if self.endpoints.unix_socket and os.path.exists(self.endpoints.unix_socket):  # noqa: ASYNC240
             os.unlink(self.endpoints.unix_socket)
@@ -111,7 +120,9 @@ class LogitServer:
             tcp_address = f"{host}:{self._add_port(self._config.listen)}"
         if path:
             _claim_socket_path(path)
+            _claim_socket_path(path + SUFFIX)
             self._add_port(f"unix:{path}")
+            self._side_socket = SideSocket(path + SUFFIX, _SOCKET_MODE, self.context.regions, self._worker)
         return Endpoints(tcp_address, path)
 
     def _add_port(self, address: str) -> int:

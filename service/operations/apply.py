@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitd.service.codec import parse_step, read_logits, write_int32, write_items
+from logitd.service.codec import parse_step, write_int32, write_items
 from logitd.service.errors import InvalidField, NotSupported
 from logitd.service.identity import Standing, read_target
 from logitd.service.rows import check_rows
@@ -53,8 +53,7 @@ class ApplyStream:
         if not request.HasField("logits"):
             raise InvalidField("logits", "must be set", "nothing")
         check_rows("logits", request.first_row, list(request.logits.shape)[:1], batch.num_rows)
-        most = self._context.config.max_vocab_size
-        return read_logits("logits", request.logits, payload, vocab_size=batch.plan.vocab_size, max_columns=most)
+        return self._context.read_logits(batch, request.logits, payload)
 
 
 def _read_form(request: service_pb2.ApplyRequest) -> types_pb2.ApplyForm:
@@ -93,5 +92,18 @@ def _reply_sparse(response: service_pb2.ApplyResponse, state: PenaltyOrchestrato
     return response.SerializeToString()
 
 
-_REPLIES = {types_pb2.APPLY_FORM_DENSE: _reply_dense, types_pb2.APPLY_FORM_SPARSE: _reply_sparse}
+def _reply_in_place(response: service_pb2.ApplyResponse, state: PenaltyOrchestrator, logits: WireLogits) -> bytes:
+    if not logits.is_shared:
+        raise InvalidField("logits.shared_memory", "must be set in form IN_PLACE", "nothing")
+    response.in_place.SetInParent()
+    reply = response.SerializeToString()
+    state.apply_inplace(logits.view(), first_row=response.first_row)
+    return reply
+
+
+_REPLIES = {
+    types_pb2.APPLY_FORM_DENSE: _reply_dense,
+    types_pb2.APPLY_FORM_SPARSE: _reply_sparse,
+    types_pb2.APPLY_FORM_IN_PLACE: _reply_in_place,
+}
 SUPPORTED_FORMS = tuple(_REPLIES)

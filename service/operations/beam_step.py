@@ -10,7 +10,7 @@ import torch
 from logitd.sampling.beam import LogitsError
 from logitd.service.beam_batch import write_layouts
 from logitd.service.beam_messages import write_search_step
-from logitd.service.codec import parse_step, read_logits, write_float64, write_int32
+from logitd.service.codec import parse_step, write_float64, write_int32
 from logitd.service.errors import InvalidField, InvalidLogits
 from logitd.service.identity import Standing, Target, read_target
 from logitd.service.rows import check_rows
@@ -67,10 +67,7 @@ class BeamStepStream:
         if not request.HasField("logits"):
             return chunks
         check_rows("logits", request.first_row, list(request.logits.shape)[:1], batch.num_rows)
-        most = self._context.config.max_vocab_size
-        vocab_size = batch.plan.vocab_size
-        logits = read_logits("logits", request.logits, payload, vocab_size=vocab_size, max_columns=most)
-        chunk = _Chunk(request.first_row, logits.view())
+        chunk = _Chunk(request.first_row, self._context.read_logits(batch, request.logits, payload).view())
         for other in chunks:
             _check_fits("logits", chunk, other)
         return [*chunks, chunk]

@@ -1,4 +1,4 @@
-"""GetCapabilities, and the RPCs that this server does not have yet."""
+"""GetCapabilities."""
 
 from __future__ import annotations
 
@@ -6,16 +6,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from logitd.service.codec import TORCH_DTYPES, parse
-from logitd.service.errors import NotSupported
 from logitd.service.names import PROFILE_NAMES, RULES_BY_NUMBER
 from logitd.service.operations.apply import SUPPORTED_FORMS
 from logitd.v1 import service_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from google.protobuf.message import Message
-
     from logitd.service.config import ServerConfig
     from logitd.service.operations.context import OperationContext
 
@@ -33,20 +28,16 @@ def get_capabilities(context: OperationContext, data: bytes) -> bytes:
         profiles=sorted(PROFILE_NAMES),
         beam_rules=sorted(RULES_BY_NUMBER),
         apply_forms=sorted(SUPPORTED_FORMS),
-        features=_FEATURES,
+        features=_features(context.config),
         limits=_limits(context.config),
     )
     return response.SerializeToString()
 
 
-def refuse(method: str, message_type: type[Message]) -> Callable[[OperationContext, bytes], bytes]:
-    """An operation that reads its request and answers UNIMPLEMENTED."""
-
-    def operation(_context: OperationContext, data: bytes) -> bytes:
-        parse(message_type, data)
-        raise NotSupported(method)
-
-    return operation
+def _features(config: ServerConfig) -> list[str]:
+    memory_files = ["shared_memory_memory_file"] if config.unix_socket else []
+    named_files = ["shared_memory_named_file"] if config.shared_memory_dir else []
+    return [*_FEATURES, *memory_files, *named_files]
 
 
 def _limits(config: ServerConfig) -> service_pb2.Limits:

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logitd.service.beam_batch import BeamBatch
+from logitd.service.codec import read_logits
 from logitd.service.errors import WrongBatchKind
 from logitd.service.penalty_batch import PenaltyBatch
 
 if TYPE_CHECKING:
+    from logitd.service.batch import Batch
+    from logitd.service.codec import WireLogits
     from logitd.service.config import ServerConfig
+    from logitd.service.frames import Payload
     from logitd.service.identity import Target
+    from logitd.service.regions import RegionRegistry
     from logitd.service.registry import BatchRegistry
+    from logitd.v1 import types_pb2
 
 
 @dataclass(slots=True)
@@ -21,7 +27,19 @@ class OperationContext:
 
     config: ServerConfig
     registry: BatchRegistry
+    regions: RegionRegistry
     is_draining: bool = False
+
+    def read_logits(self, batch: Batch, tensor: types_pb2.Tensor, payload: Payload | None) -> WireLogits:
+        """The logits of a step's message for `batch`, wherever they lie; raises `InvalidField` or `RegionNotFound`."""
+        return read_logits(
+            "logits",
+            tensor,
+            payload,
+            self.regions,
+            vocab_size=batch.plan.vocab_size,
+            max_columns=self.config.max_vocab_size,
+        )
 
     def find_penalty_batch(self, target: Target, method: str) -> PenaltyBatch:
         """The batch that a call of `method` is for; raises if it is gone or no penalty batch."""

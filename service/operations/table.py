@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Protocol
 from logitd.service.operations.accumulate import AccumulateStream
 from logitd.service.operations.apply import ApplyStream
 from logitd.service.operations.beam_step import BeamStepStream
-from logitd.service.operations.capabilities import get_capabilities, refuse
+from logitd.service.operations.capabilities import get_capabilities
 from logitd.service.operations.lifecycle import create_batch, delete_batch, get_batch, list_batches
 from logitd.service.operations.membership import filter_batch, merge_batches
-from logitd.v1 import service_pb2
+from logitd.service.operations.regions import register_shared_memory, unregister_shared_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,8 +32,8 @@ UNARY: Mapping[str, Callable[[OperationContext, bytes], bytes]] = {
     "DeleteBatch": delete_batch,
     "FilterBatch": filter_batch,
     "MergeBatches": merge_batches,
-    "RegisterSharedMemory": refuse("RegisterSharedMemory", service_pb2.RegisterSharedMemoryRequest),
-    "UnregisterSharedMemory": refuse("UnregisterSharedMemory", service_pb2.UnregisterSharedMemoryRequest),
+    "RegisterSharedMemory": register_shared_memory,
+    "UnregisterSharedMemory": unregister_shared_memory,
     "GetCapabilities": get_capabilities,
 }
 STREAMS: Mapping[str, Callable[[OperationContext], StepStream]] = {
