@@ -9,7 +9,7 @@ import numpy as np
 
 from logitd.sampling.backends import open_logits
 from logitd.sampling.penalties import PENALTIES
-from logitd.sampling.token_table import merge_sorted
+from logitd.sampling.token_table import merge_sorted, token_ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -107,13 +107,13 @@ class Edits:
         with np.errstate(all="ignore"):
             values = backend.round(self._penalise(backend, backend.read(places), slice(0, len(places))))
         if len(self.banned) == 0:
-            return Patch(self.row_splits, _token_ids(self.keys, self.row_splits, self.vocab_size), values)
+            return Patch(self.row_splits, token_ids_of(self.keys, self.row_splits, self.vocab_size), values)
         keys, old, bans = merge_sorted(self.keys, self.banned)
         merged = values.new_empty(len(keys))
         merged[old] = values
         merged[bans] = _BANNED
         splits = np.searchsorted(keys, np.arange(self.num_rows + 1) * self.vocab_size)
-        return Patch(splits, _token_ids(keys, splits, self.vocab_size), merged)
+        return Patch(splits, token_ids_of(keys, splits, self.vocab_size), merged)
 
     def _penalise(self, backend: LogitsBackend, values: Values, block: slice) -> Values:
         parts = {name: backend.put(part[block]) for name, part in self.parts.items()}
@@ -146,8 +146,3 @@ def _find_places(
         return keys
     rows = np.repeat(np.arange(len(row_splits) - 1), np.diff(row_splits))
     return (keys - rows * vocab_size) * backend.column_stride + rows * backend.row_stride
-
-
-def _token_ids(keys: NDArray[np.int64], row_splits: NDArray[np.int64], vocab_size: int) -> NDArray[np.int32]:
-    first_keys = np.arange(len(row_splits) - 1) * vocab_size
-    return (keys - np.repeat(first_keys, np.diff(row_splits))).astype(np.int32)

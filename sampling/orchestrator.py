@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logitd.sampling.backends.base import SUPPORTED_DTYPES
+from logitd.sampling.backends.base import SUPPORTED_DTYPES, has_overlap
+from logitd.sampling.checks import check_integers, check_row_splits, check_token_ids
+from logitd.sampling.edit_list import list_edits
 from logitd.sampling.edits import Edits
 from logitd.sampling.errors import ParameterError
 from logitd.sampling.history import History
@@ -22,11 +24,12 @@ from logitd.sampling.rows import RowParameters
 from logitd.sampling.token_table import TokenTable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     import torch
     from numpy.typing import ArrayLike, NDArray
 
+    from logitd.sampling.edit_list import EditList
     from logitd.sampling.edits import Patch
 
 
@@ -137,6 +140,39 @@ class PenaltyOrchestrator:
         if rollback is None:
             return self._append(ids, lengths)
         return self._drop(self._check_rollback(rollback))._append(ids, lengths)
+
+    def find_touched(
+        self, token_ids: ArrayLike, row_splits: ArrayLike | None = None, *, rollback: ArrayLike | None = None
+    ) -> NDArray[np.int64]:
+        """The keys of all entries that `accumulate` with these arguments, which are right, changes.
+
+        Int64, ascending and distinct, ``row * vocab_size + token id``. Bans that begin or end are not among them.
+        """
+        ids = np.asarray(token_ids)
+        rows = np.arange(self.num_rows)
+        rows = rows if row_splits is None else np.repeat(rows, np.diff(row_splits))
+        is_counted = self._rows.is_counted[rows]
+        keys = rows[is_counted] * self.vocab_size + ids[is_counted]
+        if rollback is None:
+            return np.unique(keys)
+        return np.unique(np.concatenate((keys, self._dropped_keys(np.asarray(rollback).tolist()))))
+
+    def list_edits(self, since: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None) -> EditList:
+        """What this state does to logits that stay elsewhere, part by part.
+
+        Parameters
+        ----------
+        since : (touched, output_lengths), optional
+            Only what changed since an earlier state: the keys that `find_touched` gave on the way from it, and its
+            `output_lengths`. By default everything.
+        """
+        banned = self.edits.banned
+        if since is None:
+            return list_edits(self._rows, self._table, banned)
+        touched, output_lengths = since
+        before = find_banned(self._rows, output_lengths, self.vocab_size)
+        only = np.union1d(touched, np.setxor1d(before, banned, assume_unique=True))
+        return list_edits(self._rows, self._table, banned, only)
 
     def filter(self, rows: ArrayLike) -> PenaltyOrchestrator:
         """The state of these rows, in this order. A row that is named twice is forked."""
@@ -249,15 +285,18 @@ class PenaltyOrchestrator:
         return table
 
     def _drop(self, rollback: list[int]) -> PenaltyOrchestrator:
+        histories = tuple(h.drop_last(n) if n else h for h, n in zip(self._histories, rollback, strict=True))
+        distinct, repeats = np.unique(self._dropped_keys(rollback), return_counts=True)
+        table = self._remove_occurrences(distinct, repeats.astype(np.int32))
+        return self._replace(table, histories, self._output_lengths - np.array(rollback, np.int64))
+
+    def _dropped_keys(self, rollback: list[int]) -> NDArray[np.int64]:
         keys = [
             self._histories[row].last(rollback[row]).astype(np.int64) + row * self.vocab_size
             for row in self._rows.counted.tolist()
             if rollback[row]
         ]
-        histories = tuple(h.drop_last(n) if n else h for h, n in zip(self._histories, rollback, strict=True))
-        distinct, repeats = np.unique(np.concatenate([*keys, np.empty(0, np.int64)]), return_counts=True)
-        table = self._remove_occurrences(distinct, repeats.astype(np.int32))
-        return self._replace(table, histories, self._output_lengths - np.array(rollback, np.int64))
+        return np.concatenate([*keys, np.empty(0, np.int64)])
 
     def _remove_occurrences(self, keys: NDArray[np.int64], decrements: NDArray[np.int32]) -> TokenTable:
         # What is left is added up from nothing, so that the sums have the bits that they had on the way up.
@@ -310,55 +349,9 @@ class PenaltyOrchestrator:
         if not (first_row >= 0 and first_row + logits.shape[0] <= self.num_rows):
             got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
             raise ParameterError("logits", f"must hold rows of the batch's {self.num_rows}", got)
-        if any(size > 1 and stride == 0 for size, stride in zip(logits.shape, logits.stride(), strict=True)):
+        if has_overlap(logits):
             raise ParameterError("logits", "must not share memory between its items", logits.stride())
 
 
 def _needs_prompt(profile: Profile, rows: RowParameters) -> bool:
     return profile.counts_prompt and PENALTIES[PenaltyName.REPETITION].is_required(rows)
-
-
-def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArray[np.int32]:
-    """`token_ids` as int32 [N]; raises `ParameterError` at the first one outside [0, vocab_size)."""
-    ids = np.asarray(token_ids)
-    if ids.size == 0:
-        return np.empty(0, np.int32)
-    if ids.ndim != 1 or ids.dtype.kind not in "iu":
-        raise ParameterError(field, "must be one dimension of integers", f"{ids.dtype} {ids.shape}")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        index = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
-        raise ParameterError(f"{field}[{index}]", f"must be in [0, {vocab_size})", int(ids[index]))
-    return ids.astype(np.int32, copy=False)
-
-
-def check_integers(field: str, values: ArrayLike) -> NDArray[np.int64]:
-    """`values` as int64 of the same shape; raises `ParameterError` for floats, booleans and anything else."""
-    array = np.asarray(values)
-    if array.size and array.dtype.kind not in "iu":
-        raise ParameterError(field, "must be integers", array.dtype)
-    return array.astype(np.int64)
-
-
-def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: int) -> list[int] | None:
-    """How many tokens each row gets, or None for one each; raises `ParameterError`."""
-    if row_splits is None:
-        if num_tokens != num_rows:
-            raise ParameterError("token_ids", f"must be one a row, {num_rows}, where no row_splits come", num_tokens)
-        return None
-    splits = check_integers("row_splits", row_splits)
-    if splits.shape != (num_rows + 1,):
-        raise ParameterError("row_splits", f"must have shape ({num_rows + 1},)", splits.shape)
-    lengths = np.diff(splits)
-    if splits[0] != 0 or splits[-1] != num_tokens or (lengths < 0).any():
-        rule = f"must start with 0, never fall, and end with the number of tokens, {num_tokens}"
-        raise ParameterError("row_splits", rule, splits.tolist())
-    result: list[int] = lengths.tolist()
-    return result
-
-
-def concatenate(states: Iterable[PenaltyOrchestrator]) -> PenaltyOrchestrator:
-    """All rows of one or more states, in order."""
-    first, *rest = states
-    for state in rest:
-        first = first.merge(state)
-    return first

@@ -94,6 +94,19 @@ class TokenTable:
         )
         return table, places + (missing.cumsum() - missing)
 
+    def select(self, keys: NDArray[np.int64]) -> TokenTable:
+        """A table of `keys` (ascending, distinct) alone, of count 0 where this table lacks it."""
+        places = self.keys.searchsorted(keys)
+        found = np.flatnonzero(_found_at(self.keys, keys, places))
+        places = places[found]
+        splits = keys.searchsorted(_first_keys(self.num_rows + 1, self.vocab_size))
+        columns = (self.counts, self.sums, self.in_prompt)
+        return TokenTable(self.vocab_size, splits, keys, *(_scatter(c, places, found, len(keys)) for c in columns))
+
+    def token_ids(self) -> NDArray[np.int32]:
+        """Int32 [N]: the id of each entry."""
+        return token_ids_of(self.keys, self.row_splits, self.vocab_size)
+
     def find(self, keys: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places of `keys`, all of which have an entry."""
         return np.searchsorted(self.keys, keys)
@@ -183,6 +196,12 @@ def merge_sorted(
     return merged, np.searchsorted(merged, keys), np.searchsorted(merged, more)
 
 
+def token_ids_of(keys: NDArray[np.int64], row_splits: NDArray[np.int64], vocab_size: int) -> NDArray[np.int32]:
+    """Int32 [N]: the token ids of keys that are ordered by row."""
+    first_keys = _first_keys(len(row_splits) - 1, vocab_size)
+    return (keys - np.repeat(first_keys, np.diff(row_splits))).astype(np.int32)
+
+
 def _found_at(keys: NDArray[np.int64], wanted: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
     if len(keys) == 0:
         return np.zeros(len(wanted), np.bool_)
@@ -201,6 +220,16 @@ def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: ArrayLike
         start = place
     out[start + num_new :] = column[start:]
     out[places + np.arange(num_new)] = values
+    return out
+
+
+def _scatter(
+    column: NDArray[_Item] | None, places: NDArray[np.int64], found: NDArray[np.int64], length: int
+) -> NDArray[_Item] | None:
+    if column is None:
+        return None
+    out = np.zeros(length, column.dtype)
+    out[found] = column[places]
     return out
 
 

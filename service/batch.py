@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from logitd.service.errors import RevisionMismatch, UidMismatch
@@ -26,8 +27,9 @@ class Batch(ABC):
     kind: ClassVar[types_pb2.BatchKind]
 
     def __init__(self, plan: BatchPlan) -> None:
-        self.plan = plan
-        self.sequences = plan.sequences
+        # What a rebuild brings along is in the state by now: the batch keeps it only once.
+        self.plan = replace(plan, sequences=())
+        self.sequences = tuple(sequence.without_history() for sequence in plan.sequences)
         self.uid = secrets.token_bytes(UID_BYTES)
         self.revision = 0
         self.last_mutation: Mutation | None = None

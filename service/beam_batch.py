@@ -28,8 +28,12 @@ class BeamBatch(Batch):
 
     def __init__(self, plan: BatchPlan) -> None:
         super().__init__(plan)
-        requests = [read_request(f"sequences[{i}].beams", s) for i, s in enumerate(plan.sequences)]
+        requests = [
+            read_request(f"sequences[{i}].beams", sequence, plan.vocab_size)
+            for i, sequence in enumerate(plan.sequences)
+        ]
         try:
+            _validate_each(plan, requests)
             self.search = BeamSearch.start(
                 RULES_BY_NUMBER[plan.beam_rule].name,
                 plan.vocab_size,
@@ -83,6 +87,20 @@ def write_layouts(sequences: Sequence[SequencePlan], search: BeamSearch) -> list
         )
         for index, sequence in enumerate(sequences)
     ]
+
+
+def _validate_each(plan: BatchPlan, requests: Sequence[RequestStart]) -> None:
+    # The search knows only that somebody asks for penalties; here it is known who.
+    for index, (sequence, request) in enumerate(zip(plan.sequences, requests, strict=True)):
+        try:
+            RULES_BY_NUMBER[plan.beam_rule].validate(
+                request.parameters,
+                plan.vocab_size,
+                has_penalties=sequence.row_start.parameters.is_required,
+                allow_penalty_extension=plan.allow_penalty_extension,
+            )
+        except ParameterError as error:
+            raise error.within(f"requests[{index}]") from error
 
 
 def _start_penalties(plan: BatchPlan, requests: Sequence[RequestStart]) -> PenaltyOrchestrator | None:

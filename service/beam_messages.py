@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitd.sampling.beam import BeamParameters, Hypothesis, LiveBeam, RequestStart
+from logitd.sampling import ParameterError, check_token_ids
+from logitd.sampling.beam import BeamParameters, FinishReason, Hypothesis, LiveBeam, RequestStart
 from logitd.service.codec import read_float64, read_int32, write_float64, write_int32
 from logitd.service.errors import InvalidField
 from logitd.service.names import EARLY_STOPPING, EARLY_STOPPING_NUMBERS, FINISH_REASON_NUMBERS, FINISH_REASONS
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from logitd.sampling import ParameterError
     from logitd.sampling.beam import RequestStep
     from logitd.service.creation import SequencePlan
 
 # Where the library's fields of a request stand in a Sequence; what is not here belongs to its beam parameters.
 _SEQUENCE_FIELDS = {"eos_token_ids": "", "max_new_tokens": "", "penalties": "", "min_new_tokens": "penalties."}
 _STATE_FIELDS = {"live_beams", "pool", "checkpoint"}
+_HYPOTHESIS_REASONS = {FinishReason.EOS, FinishReason.LENGTH, FinishReason.REQUESTED}
 
 
 def fill_beam_parameters(path: str, given: types_pb2.BeamParameters, effective: types_pb2.BeamParameters) -> None:
@@ -34,7 +35,7 @@ def fill_beam_parameters(path: str, given: types_pb2.BeamParameters, effective: 
         effective.num_return_sequences = given.width
 
 
-def read_request(path: str, plan: SequencePlan) -> RequestStart:
+def read_request(path: str, plan: SequencePlan, vocab_size: int) -> RequestStart:
     """A sequence as the beam library takes it; raises `InvalidField` for arrays that are none."""
     message, beams = plan.message, plan.beams
     parameters = BeamParameters(
@@ -51,7 +52,7 @@ def read_request(path: str, plan: SequencePlan) -> RequestStart:
         return RequestStart(parameters)
     return RequestStart(
         parameters,
-        tuple(_read_live_beam(f"{path}.live_beams[{i}]", beam) for i, beam in enumerate(beams.live_beams)),
+        tuple(_read_live_beam(f"{path}.live_beams[{i}]", beam, vocab_size) for i, beam in enumerate(beams.live_beams)),
         tuple(_read_hypothesis(f"{path}.pool[{i}]", hypothesis) for i, hypothesis in enumerate(beams.pool)),
         beams.checkpoint,
     )
@@ -100,13 +101,20 @@ def locate_error(error: ParameterError) -> InvalidField:
     owner, _, field = error.field.partition(".")
     sequence = owner.replace("requests", "sequences")
     head = field.partition("[")[0].partition(".")[0]
+    if head == "prompt_length":
+        return InvalidField(f"{sequence}.prompt_token_ids", error.rule, error.got)
     place = "beams." if head in _STATE_FIELDS else _SEQUENCE_FIELDS.get(head, "beam.")
     return InvalidField(f"{sequence}.{place}{field}", error.rule, error.got)
 
 
-def _read_live_beam(path: str, beam: types_pb2.LiveBeam) -> LiveBeam:
+def _read_live_beam(path: str, beam: types_pb2.LiveBeam, vocab_size: int) -> LiveBeam:
+    token_ids = read_int32(f"{path}.token_ids", beam.token_ids)
+    try:
+        check_token_ids(f"{path}.token_ids", token_ids, vocab_size)
+    except ParameterError as error:
+        raise InvalidField.of(error) from error
     return LiveBeam(
-        token_ids=read_int32(f"{path}.token_ids", beam.token_ids),
+        token_ids=token_ids,
         score=beam.score,
         log_prob_sum=beam.log_prob_sum,
         parent_chain=read_int32(f"{path}.parent_chain", beam.parent_chain) if beam.parent_chain else None,
@@ -115,7 +123,7 @@ def _read_live_beam(path: str, beam: types_pb2.LiveBeam) -> LiveBeam:
 
 
 def _read_hypothesis(path: str, message: types_pb2.Hypothesis) -> Hypothesis:
-    if message.finish_reason not in FINISH_REASONS:
+    if FINISH_REASONS.get(message.finish_reason) not in _HYPOTHESIS_REASONS:
         raise InvalidField(f"{path}.finish_reason", "must be EOS, LENGTH or REQUESTED", message.finish_reason)
     log_probs = message.token_log_probs
     return Hypothesis(

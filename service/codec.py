@@ -15,6 +15,8 @@ from logitd.service.frames import Payload, append_payload, split_payload, view_t
 from logitd.v1 import types_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from logitd.service.regions import RegionRegistry
@@ -27,6 +29,7 @@ TORCH_DTYPES = {
     types_pb2.DATA_TYPE_BF16: torch.bfloat16,
 }
 _MAX_DIMENSION = 2**31 - 1
+_MOST_DIMENSIONS_QUOTED = 8
 
 if sys.byteorder != "little":  # arrays are viewed, not converted
     raise ImportError("logitd.service needs a little-endian machine")
@@ -53,6 +56,11 @@ def read_float64(path: str, data: bytes) -> NDArray[np.float64]:
 def write_int32(array: NDArray[np.integer]) -> bytes:
     """An integer array as the bytes of int32[N]."""
     return array.astype(np.int32, copy=False).tobytes()
+
+
+def write_float32(array: NDArray[np.floating]) -> bytes:
+    """A float array as the bytes of float32[N]."""
+    return array.astype(np.float32, copy=False).tobytes()
 
 
 def write_float64(array: NDArray[np.floating]) -> bytes:
@@ -108,7 +116,7 @@ def read_logits(
     if tensor.data_type not in TORCH_DTYPES:
         raise InvalidField(f"{path}.data_type", "must be FP32, FP16 or BF16", tensor.data_type)
     item_size = TORCH_DTYPES[tensor.data_type].itemsize
-    rows, columns = _check_shape(f"{path}.shape", list(tensor.shape), vocab_size, max_columns)
+    rows, columns = _check_shape(f"{path}.shape", tensor.shape, vocab_size, max_columns)
     num_bytes = rows * columns * item_size
     if tensor.HasField("shared_memory"):
         place = tensor.shared_memory
@@ -138,9 +146,10 @@ def _read_array(path: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ig
     return np.frombuffer(data, dtype)
 
 
-def _check_shape(path: str, shape: list[int], vocab_size: int, max_columns: int) -> tuple[int, int]:
+def _check_shape(path: str, shape: Sequence[int], vocab_size: int, max_columns: int) -> tuple[int, int]:
     if len(shape) != 2:
-        raise InvalidField(path, "must be [rows, columns]", shape)
+        got = list(shape) if len(shape) <= _MOST_DIMENSIONS_QUOTED else f"{len(shape)} dimensions"
+        raise InvalidField(path, "must be [rows, columns]", got)
     rows, columns = shape
     if not 1 <= rows <= _MAX_DIMENSION:
         raise InvalidField(f"{path}[0]", f"must be in [1, {_MAX_DIMENSION}]", rows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from logitd.sampling import PROFILES, ParameterError, PenaltyParameters, RowStart, check_token_ids
 from logitd.service.beam_messages import fill_beam_parameters
 from logitd.service.codec import read_int32
-from logitd.service.errors import InvalidField, LimitExceeded
+from logitd.service.errors import InvalidField, TooManyRows
 from logitd.service.identity import CREATE_KEY_BYTES, MAX_NAME_LENGTH, check_batch_id, check_length
 from logitd.service.names import PROFILE_NAMES, read_profile, read_rule
 from logitd.v1 import types_pb2
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 # A row's state at its end, per token: key, count, sum, prompt mark, and the id in the history.
 _STATE_BYTES_PER_TOKEN = 24
+# And in a beam batch, per output token: the link in its beam's chain, its place in the pool and in the stored reply.
+_BEAM_BYTES_PER_TOKEN = 200
+# What a sequence takes beside: its messages and objects, its stop ids as the message, the set and the bans have them.
+_STATE_BYTES_PER_SEQUENCE = 4096
+_STATE_BYTES_PER_STOP_ID = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,10 @@ class SequencePlan:
     prompt_token_ids: NDArray[np.int32]
     output_token_ids: NDArray[np.int32]
     beams: types_pb2.BeamSearchState | None
+
+    def without_history(self) -> SequencePlan:
+        """The same of a sequence whose output and beams are kept elsewhere."""
+        return replace(self, output_token_ids=self.output_token_ids[:0].copy(), beams=None)
 
     @property
     def row_start(self) -> RowStart:
@@ -47,8 +56,11 @@ class SequencePlan:
     @property
     def reserved_bytes(self) -> int:
         """Bytes of state when the sequence has output all that it may."""
-        tokens = len(self.prompt_token_ids) + self.message.max_new_tokens
-        return tokens * self.max_rows * _STATE_BYTES_PER_TOKEN
+        per_output = _BEAM_BYTES_PER_TOKEN if self.message.HasField("beam") else _STATE_BYTES_PER_TOKEN
+        per_row = len(self.prompt_token_ids) * _STATE_BYTES_PER_TOKEN + self.message.max_new_tokens * per_output
+        num_stops = len(self.message.eos_token_ids) + len(self.message.stop_token_ids)
+        per_row += num_stops * _STATE_BYTES_PER_STOP_ID
+        return _STATE_BYTES_PER_SEQUENCE + per_row * self.max_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +89,7 @@ class BatchPlan:
 
 
 def plan_batch(request: service_pb2.CreateBatchRequest, config: ServerConfig) -> BatchPlan:
-    """Check all of a request; raises `InvalidField` or `LimitExceeded`."""
+    """Check all of a request; raises `InvalidField` or `TooManyRows`."""
     check_batch_id("batch_id", request.batch_id)
     check_length("create_key", request.create_key, CREATE_KEY_BYTES)
     _check_range("vocab_size", request.vocab_size, 1, config.max_vocab_size)
@@ -86,6 +98,8 @@ def plan_batch(request: service_pb2.CreateBatchRequest, config: ServerConfig) ->
     profile = read_profile("profile", request.profile, rule)
     if not request.sequences:
         raise InvalidField("sequences", "must have at least one", 0)
+    if len(request.sequences) > config.max_rows_per_batch:  # before anything is kept of each
+        raise TooManyRows(config.max_rows_per_batch, len(request.sequences))
     planner = _SequencePlanner(config, kind, request.vocab_size, profile)
     plan = BatchPlan(
         batch_id=request.batch_id,
@@ -100,7 +114,7 @@ def plan_batch(request: service_pb2.CreateBatchRequest, config: ServerConfig) ->
     )
     _check_unique([sequence.message.sequence_id for sequence in plan.sequences])
     if plan.max_rows > config.max_rows_per_batch:
-        raise LimitExceeded("TOO_MANY_ROWS", "max_rows_per_batch", config.max_rows_per_batch, plan.max_rows)
+        raise TooManyRows(config.max_rows_per_batch, plan.max_rows)
     return plan
 
 

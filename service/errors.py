@@ -11,8 +11,9 @@ ServiceError
 ├── WrongBatchKind        FAILED_PRECONDITION  WRONG_BATCH_KIND
 ├── BatchesDiffer         FAILED_PRECONDITION  BATCHES_DIFFER
 ├── BatchExists           ALREADY_EXISTS       BATCH_EXISTS
-├── LimitExceeded         RESOURCE_EXHAUSTED   TOO_MANY_BATCHES, TOO_MANY_ROWS, TOO_MUCH_STATE,
-│                                              TOO_MANY_REGIONS, TOO_MUCH_SHARED_MEMORY
+├── LimitExceeded         RESOURCE_EXHAUSTED   TOO_MANY_BATCHES, TOO_MUCH_STATE,
+│   │                                          TOO_MANY_REGIONS, TOO_MUCH_SHARED_MEMORY
+│   └── TooManyRows       RESOURCE_EXHAUSTED   TOO_MANY_ROWS
 ├── RepliesNotRead        RESOURCE_EXHAUSTED   REPLIES_NOT_READ
 ├── Draining              UNAVAILABLE          DRAINING
 └── NotSupported          UNIMPLEMENTED        NOT_SUPPORTED
@@ -161,6 +162,15 @@ class LimitExceeded(ServiceError):
     def __init__(self, reason: str, limit: str, most: int, got: int) -> None:
         super().__init__(f"{limit} is {most}, got {got}", limit=limit, most=most, got=got)
         self.reason = reason  # type: ignore[misc]  # one class for all limits, told apart by the reason
+
+
+class TooManyRows(LimitExceeded):
+    """A batch that is too wide, however long it waits."""
+
+    is_worth_waiting = False
+
+    def __init__(self, most: int, got: int) -> None:
+        super().__init__("TOO_MANY_ROWS", "max_rows_per_batch", most, got)
 
 
 class RepliesNotRead(ServiceError):

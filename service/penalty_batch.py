@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -21,8 +22,24 @@ if TYPE_CHECKING:
     from logitd.service.creation import BatchPlan, SequencePlan
     from logitd.v1 import service_pb2
 
+# Steps back to which a difference of edits can be asked for.
+_MAX_CHANGES = 64
 # Where the library's names of arguments stand in a TokenUpdate.
 _FIELD_OF_ARGUMENT = {"rollback": "rollback_counts"}
+
+
+class _Change(NamedTuple):
+    """What a token update changed: the keys it touched, and the output lengths before it."""
+
+    touched: NDArray[np.int64]
+    output_lengths: NDArray[np.int64]
+
+
+class NextState(NamedTuple):
+    """A state that is not committed yet, and what it changes."""
+
+    state: PenaltyOrchestrator
+    change: _Change
 
 
 class PenaltyBatch(Batch):
@@ -34,14 +51,17 @@ class PenaltyBatch(Batch):
         super().__init__(plan)
         rows = [sequence.row_start for sequence in plan.sequences]
         self.state = PenaltyOrchestrator.create(PROFILE_NAMES[plan.profile], plan.vocab_size, rows)
+        # The last is that of the present revision; none reaches back over a filter or a merge.
+        self._changes: deque[_Change] = deque(maxlen=_MAX_CHANGES)
 
     @property
     def num_rows(self) -> int:
         return len(self.sequences)
 
-    def compute_next(self, path: str, tokens: service_pb2.TokenUpdate) -> PenaltyOrchestrator:
+    def compute_next(self, path: str, tokens: service_pb2.TokenUpdate) -> NextState:
         """The state after a token update, aside; raises `InvalidField`."""
         token_ids = read_int32(f"{path}.token_ids", tokens.token_ids)
+        self._check_total(path, len(token_ids))
         row_splits = read_int32(f"{path}.row_splits", tokens.row_splits) if tokens.row_splits else None
         rollback = read_int32(f"{path}.rollback_counts", tokens.rollback_counts) if tokens.rollback_counts else None
         try:
@@ -51,14 +71,39 @@ class PenaltyBatch(Batch):
             field = f"{path}.{_FIELD_OF_ARGUMENT.get(name, name)}{bracket}{index}"
             raise InvalidField(field, error.rule, error.got) from error
         self._check_lengths(path, state.output_lengths)
-        return state
+        touched = self.state.find_touched(token_ids, row_splits, rollback=rollback)
+        return NextState(state, _Change(touched, self.state.output_lengths))
+
+    def advance(self, following: NextState) -> None:
+        """Take the next state; the caller commits."""
+        self.state = following.state
+        self._changes.append(following.change)
+
+    def changes_since(
+        self, revision: int, following: NextState | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+        """What changed since a revision, up to `following`: the keys touched, and the output lengths then.
+
+        None if it is not remembered.
+        """
+        changes = [*self._changes] if following is None else [*self._changes, following.change]
+        steps = self.revision + (following is not None) - revision
+        if steps == 0:
+            state = self.state if following is None else following.state
+            return np.empty(0, np.int64), state.output_lengths
+        if not 0 < steps <= len(changes):
+            return None
+        recent = changes[-steps:]
+        return np.unique(np.concatenate([change.touched for change in recent])), recent[0].output_lengths
 
     def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
         self.state = self.state.filter(places)
+        self._changes.clear()
         self.sequences = sequences
 
     def merge(self, other: Self) -> None:
         self.state = self.state.merge(other.state)
+        self._changes.clear()
         self.sequences += other.sequences
 
     def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
@@ -77,6 +122,13 @@ class PenaltyBatch(Batch):
             message.prompt_token_ids = write_int32(self.sequences[row].prompt_token_ids)
             message.output_token_ids = write_int32(self.state.output_token_ids(row))
         return message
+
+    def _check_total(self, path: str, num_tokens: int) -> None:
+        # Before any work, which grows with the tokens: more than all sequences may have is too many for some.
+        most = sum(sequence.message.max_new_tokens for sequence in self.sequences)
+        if num_tokens > most:
+            rule = f"must keep every sequence within its max_new_tokens, {most} in all"
+            raise InvalidField(f"{path}.token_ids", rule, f"{num_tokens} token ids")
 
     def _check_lengths(self, path: str, lengths: NDArray[np.int64]) -> None:
         most = np.array([sequence.message.max_new_tokens for sequence in self.sequences], np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -55,6 +56,13 @@ class LogitsBackend(ABC):
     @abstractmethod
     def round(self, values: Values) -> torch.Tensor:
         """Fp32 values as a tensor of the logits' dtype on their device, rounded once."""
+
+
+def has_overlap(logits: torch.Tensor) -> bool:
+    """Whether two items of a [R, W] tensor are at one place in memory."""
+    (rows, columns), (row_stride, column_stride) = logits.shape, logits.stride()
+    common = math.gcd(row_stride, column_stride) or 1
+    return logits.numel() > 1 and column_stride // common < rows and row_stride // common < columns
 
 
 def flatten(logits: torch.Tensor) -> torch.Tensor:

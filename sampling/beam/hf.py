@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from logitd.sampling.beam.candidates import Candidates, joint_candidates, top_k
+from logitd.sampling.beam.errors import LogitsError
 from logitd.sampling.beam.hypothesis import FinishReason, Hypothesis
 from logitd.sampling.beam.log_probs import RowLogProbs, penalise_log_probs
 from logitd.sampling.beam.parameters import BeamParameters, EarlyStopping
@@ -66,6 +67,8 @@ class HfRule(BeamRule):
     def step(self, state: RequestState, rows: RowLogProbs) -> Outcome:
         parameters, length = state.parameters, state.length + 1
         found = joint_candidates(rows.values, _sums(state), num_candidates(parameters))
+        if not found.scores[0] < np.inf:
+            raise LogitsError("must keep running sums below +inf in float32, penalties included", found.scores[0])
         if found.scores[0] == -np.inf:
             return Outcome((), state.pool, FinishReason.NO_CANDIDATE)
         beams = _extend_all(state, found, rows)

@@ -29,7 +29,7 @@ class AccumulateStream:
         if not request.HasField("tokens"):
             raise InvalidField("tokens", "must be set", "nothing")
         if batch.check_mutation(target, _METHOD) is Standing.CURRENT:
-            batch.state = batch.compute_next("tokens", request.tokens)
+            batch.advance(batch.compute_next("tokens", request.tokens))
             batch.commit(target, _METHOD)
         response = service_pb2.AccumulateResponse(revision=batch.revision, draining=self._context.is_draining)
         return response.SerializeToString()

@@ -49,6 +49,8 @@ class BeamStepStream:
             return self._acknowledge(batch) if request.has_more_chunks else batch.stored_reply
         chunks = self._gather(batch, target, request, payload)
         if request.has_more_chunks:
+            if request.finish_sequence_ids:
+                raise InvalidField("finish_sequence_ids", "must come in the last chunk", "some before it")
             self._target, self._chunks = target, chunks
             return self._acknowledge(batch)
         reply = self._commit(batch, target, chunks, _read_finish(batch, request))
@@ -66,7 +68,7 @@ class BeamStepStream:
         chunks = self._chunks if target == self._target else []
         if not request.HasField("logits"):
             return chunks
-        check_rows("logits", request.first_row, list(request.logits.shape)[:1], batch.num_rows)
+        check_rows("logits", request.first_row, request.logits.shape, batch.num_rows)
         chunk = _Chunk(request.first_row, self._context.read_logits(batch, request.logits, payload).view())
         for other in chunks:
             _check_fits("logits", chunk, other)
@@ -128,9 +130,11 @@ def _check_fits(path: str, chunk: _Chunk, other: _Chunk) -> None:
 
 def _read_finish(batch: BeamBatch, request: service_pb2.BeamStepRequest) -> list[int]:
     places = {sequence.message.sequence_id: index for index, sequence in enumerate(batch.sequences)}
-    finish = []
+    finish: list[int] = []
     for index, sequence_id in enumerate(request.finish_sequence_ids):
         if sequence_id not in places:
             raise InvalidField(f"finish_sequence_ids[{index}]", "must name a search of the batch", sequence_id)
+        if places[sequence_id] in finish:
+            raise InvalidField(f"finish_sequence_ids[{index}]", "must name each search once", sequence_id)
         finish.append(places[sequence_id])
     return finish

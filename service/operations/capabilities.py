@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from logitd.service.codec import TORCH_DTYPES, parse
 from logitd.service.names import PROFILE_NAMES, RULES_BY_NUMBER
-from logitd.service.operations.apply import SUPPORTED_FORMS
+from logitd.service.operations.apply_forms import REPLIES
 from logitd.v1 import service_pb2
 
 if TYPE_CHECKING:
     from logitd.service.config import ServerConfig
     from logitd.service.operations.context import OperationContext
 
-_FEATURES = ("rollback", "filter", "merge", "chunks", "finish_early", "rebuild")
+_FEATURES = ("rollback", "filter", "merge", "chunks", "edits_since_revision", "finish_early", "rebuild")
 
 
 def get_capabilities(context: OperationContext, data: bytes) -> bytes:
@@ -27,7 +27,7 @@ def get_capabilities(context: OperationContext, data: bytes) -> bytes:
         devices=["cpu"],
         profiles=sorted(PROFILE_NAMES),
         beam_rules=sorted(RULES_BY_NUMBER),
-        apply_forms=sorted(SUPPORTED_FORMS),
+        apply_forms=sorted(REPLIES),
         features=_features(context.config),
         limits=_limits(context.config),
     )

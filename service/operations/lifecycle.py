@@ -52,6 +52,8 @@ def list_batches(context: OperationContext, data: bytes) -> bytes:
     request = parse(service_pb2.ListBatchesRequest, data)
     if request.page_size < 0:
         raise InvalidField("page_size", "must be 0 or more", request.page_size)
+    if request.page_token:
+        check_batch_id("page_token", request.page_token)
     size = min(request.page_size or _DEFAULT_PAGE_SIZE, _MAX_PAGE_SIZE)
     found = context.registry.list_after(request.page_token, size + 1)
     page = found[:size]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from logitd.service.codec import parse
-from logitd.service.errors import BatchesDiffer, InvalidField, LimitExceeded
+from logitd.service.errors import BatchesDiffer, InvalidField, TooManyRows
 from logitd.service.identity import MAX_NAME_LENGTH, Standing, read_target
 from logitd.v1 import service_pb2, types_pb2
 
@@ -28,6 +28,7 @@ def filter_batch(context: OperationContext, data: bytes) -> bytes:
     batch = context.registry.find(target.batch_id, target.uid)
     if batch.check_mutation(target, _FILTER) is Standing.RETRY:
         return batch.stored_reply
+    _check_rows(context, len(request.sequences))  # before anything is kept of each
     places, sequences = _select(batch, request.sequences)
     _check_room(context, sequences, batch.reserved_bytes)
     batch.filter(places, sequences)
@@ -104,7 +105,7 @@ def _check_room(context: OperationContext, sequences: tuple[SequencePlan, ...], 
 def _check_rows(context: OperationContext, rows: int) -> None:
     most = context.config.max_rows_per_batch
     if rows > most:
-        raise LimitExceeded("TOO_MANY_ROWS", "max_rows_per_batch", most, rows)
+        raise TooManyRows(most, rows)
 
 
 def _check_mergeable(target: Batch, source: Batch) -> None:

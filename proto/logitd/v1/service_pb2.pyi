@@ -162,20 +162,22 @@ class AccumulateResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("target", "tokens", "form", "first_row", "logits", "edits_since_revision")
+    __slots__ = ("target", "tokens", "form", "first_row", "logits", "edits_since_revision", "row_count")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
     FIRST_ROW_FIELD_NUMBER: _ClassVar[int]
     LOGITS_FIELD_NUMBER: _ClassVar[int]
     EDITS_SINCE_REVISION_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
     target: StepTarget
     tokens: TokenUpdate
     form: _types_pb2.ApplyForm
     first_row: int
     logits: _types_pb2.Tensor
     edits_since_revision: int
-    def __init__(self, target: _Optional[_Union[StepTarget, _Mapping]] = ..., tokens: _Optional[_Union[TokenUpdate, _Mapping]] = ..., form: _Optional[_Union[_types_pb2.ApplyForm, str]] = ..., first_row: _Optional[int] = ..., logits: _Optional[_Union[_types_pb2.Tensor, _Mapping]] = ..., edits_since_revision: _Optional[int] = ...) -> None: ...
+    row_count: int
+    def __init__(self, target: _Optional[_Union[StepTarget, _Mapping]] = ..., tokens: _Optional[_Union[TokenUpdate, _Mapping]] = ..., form: _Optional[_Union[_types_pb2.ApplyForm, str]] = ..., first_row: _Optional[int] = ..., logits: _Optional[_Union[_types_pb2.Tensor, _Mapping]] = ..., edits_since_revision: _Optional[int] = ..., row_count: _Optional[int] = ...) -> None: ...
 
 class ApplyResponse(_message.Message):
     __slots__ = ("revision", "draining", "first_row", "dense", "sparse", "in_place", "edits")

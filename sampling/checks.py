@@ -1,0 +1,50 @@
+"""The rules for arrays of a caller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logitd.sampling.errors import ParameterError
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArray[np.int32]:
+    """`token_ids` as int32 [N]; raises `ParameterError` at the first one outside [0, vocab_size)."""
+    ids = np.asarray(token_ids)
+    if ids.size == 0:
+        return np.empty(0, np.int32)
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise ParameterError(field, "must be one dimension of integers", f"{ids.dtype} {ids.shape}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        index = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+        raise ParameterError(f"{field}[{index}]", f"must be in [0, {vocab_size})", int(ids[index]))
+    return ids.astype(np.int32, copy=False)
+
+
+def check_integers(field: str, values: ArrayLike) -> NDArray[np.int64]:
+    """`values` as int64 of the same shape; raises `ParameterError` for floats, booleans and anything else."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise ParameterError(field, "must be integers", array.dtype)
+    return array.astype(np.int64)
+
+
+def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: int) -> list[int] | None:
+    """How many tokens each row gets, or None for one each; raises `ParameterError`."""
+    if row_splits is None:
+        if num_tokens != num_rows:
+            raise ParameterError("token_ids", f"must be one a row, {num_rows}, where no row_splits come", num_tokens)
+        return None
+    splits = check_integers("row_splits", row_splits)
+    if splits.shape != (num_rows + 1,):
+        raise ParameterError("row_splits", f"must have shape ({num_rows + 1},)", splits.shape)
+    lengths = np.diff(splits)
+    if splits[0] != 0 or splits[-1] != num_tokens or (lengths < 0).any():
+        rule = f"must start with 0, never fall, and end with the number of tokens, {num_tokens}"
+        raise ParameterError("row_splits", rule, splits.tolist())
+    result: list[int] = lengths.tolist()
+    return result

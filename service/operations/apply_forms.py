@@ -1,0 +1,126 @@
+"""The forms of Apply: what each takes and how it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from logitd.service.codec import write_float32, write_int32, write_items
+from logitd.service.errors import InvalidField
+from logitd.service.rows import check_rows
+from logitd.v1 import service_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from logitd.sampling import PenaltyOrchestrator
+    from logitd.service.codec import WireLogits
+    from logitd.service.frames import Payload
+    from logitd.service.operations.context import OperationContext
+    from logitd.service.penalty_batch import NextState, PenaltyBatch
+
+_DENSE_LOGITS = (
+    service_pb2.ApplyResponse.DENSE_FIELD_NUMBER,
+    service_pb2.DenseResult.LOGITS_FIELD_NUMBER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyJob:
+    """A message that is to be answered; `following` is what it makes of the batch, if anything."""
+
+    context: OperationContext
+    batch: PenaltyBatch
+    request: service_pb2.ApplyRequest
+    payload: Payload | None
+    following: NextState | None
+
+    @property
+    def state(self) -> PenaltyOrchestrator:
+        """The state that is applied."""
+        return self.batch.state if self.following is None else self.following.state
+
+    def read_logits(self) -> WireLogits:
+        """The message's logits, checked."""
+        if not self.request.HasField("logits"):
+            raise InvalidField("logits", "must be set", "nothing")
+        first_rows = list(self.request.logits.shape)[:1]
+        check_rows("logits", self.request.first_row, first_rows, self.batch.num_rows)
+        return self.context.read_logits(self.batch, self.request.logits, self.payload)
+
+    def start_response(self) -> service_pb2.ApplyResponse:
+        """The response without its result."""
+        return service_pb2.ApplyResponse(
+            revision=self.batch.revision + (self.following is not None),
+            first_row=self.request.first_row,
+            draining=self.context.is_draining,
+        )
+
+
+def reply_dense(job: ApplyJob) -> bytes:
+    """The processed logits, worked on where they lie in the reply."""
+    reply, logits = job.read_logits().copy_into(job.start_response().SerializeToString(), _DENSE_LOGITS)
+    job.state.apply_inplace(logits, first_row=job.request.first_row)
+    return reply
+
+
+def reply_sparse(job: ApplyJob) -> bytes:
+    """The new values alone."""
+    logits = job.read_logits()
+    patch = job.state.compute_patch(logits.view(), first_row=job.request.first_row)
+    response = job.start_response()
+    response.sparse.row_splits = write_int32(patch.row_splits)
+    response.sparse.token_ids = write_int32(patch.token_ids)
+    response.sparse.values = write_items(patch.values)
+    response.sparse.data_type = logits.data_type
+    return response.SerializeToString()
+
+
+def reply_in_place(job: ApplyJob) -> bytes:
+    """Nothing: the caller's region holds the result."""
+    logits = job.read_logits()
+    if not logits.is_shared:
+        raise InvalidField("logits.shared_memory", "must be set in form IN_PLACE", "nothing")
+    response = job.start_response()
+    response.in_place.SetInParent()
+    job.state.apply_inplace(logits.view(), first_row=job.request.first_row)
+    return response.SerializeToString()
+
+
+def reply_edits(job: ApplyJob) -> bytes:
+    """The parts of every edit, or of those that changed since a revision."""
+    if job.request.HasField("logits"):
+        raise InvalidField("logits", "must not be set in form EDITS", "a value")
+    num_rows = _read_row_count(job)
+    since = None
+    if job.request.HasField("edits_since_revision"):
+        since = job.batch.changes_since(job.request.edits_since_revision, job.following)
+    edits = job.state.list_edits(since).slice_rows(job.request.first_row, num_rows)
+    response = job.start_response()
+    response.edits.row_splits = write_int32(edits.row_splits)
+    response.edits.token_ids = write_int32(edits.token_ids)
+    response.edits.repetition = write_float32(edits.repetition)
+    response.edits.presence = write_float32(edits.presence)
+    response.edits.frequency_sums = write_float32(edits.frequency_sums)
+    response.edits.flags = edits.flags.tobytes()
+    response.edits.is_full = since is None
+    return response.SerializeToString()
+
+
+REPLIES: Mapping[int, Callable[[ApplyJob], bytes]] = {
+    types_pb2.APPLY_FORM_DENSE: reply_dense,
+    types_pb2.APPLY_FORM_SPARSE: reply_sparse,
+    types_pb2.APPLY_FORM_IN_PLACE: reply_in_place,
+    types_pb2.APPLY_FORM_EDITS: reply_edits,
+}
+
+
+def _read_row_count(job: ApplyJob) -> int:
+    first_row, num_rows = job.request.first_row, job.batch.num_rows
+    check_rows("row_count", first_row, [], num_rows)
+    if not job.request.HasField("row_count"):
+        return num_rows - first_row
+    if not 1 <= job.request.row_count <= num_rows - first_row:
+        rule = f"must be in [1, {num_rows - first_row}], the batch's rows from first_row on"
+        raise InvalidField("row_count", rule, job.request.row_count)
+    return job.request.row_count
