@@ -278,9 +278,11 @@ class BeamSearchStep(_LogitsStep[types.BeamStep]):
         if response.is_chunk_acknowledgement == is_last:
             got = "an acknowledgement" if is_last else "a result"
             raise ProtocolError(f"chunk {index + 1} of {self.num_messages} of a BeamStep was answered with {got}")
-        self._check_revision(response.revision, self.revision_after if is_last else self.target.expected_revision)
         if not is_last:
+            if response.revision != self.revision_after:  # which it is where the step had happened already
+                self._check_revision(response.revision, self.target.expected_revision)
             return Receipt(response.revision, response.draining)
+        self._check_revision(response.revision, self.revision_after)
         self._step = read_beam_step(response, len(self._logits))
         return Receipt(response.revision, response.draining, self._step.rows)
 

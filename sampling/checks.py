@@ -19,8 +19,9 @@ def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArra
         return np.empty(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ParameterError(field, "must be one dimension of integers", f"{ids.dtype} {ids.shape}")
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        index = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
+    is_outside = ids.astype(np.uint64) >= vocab_size  # a negative id is a very large one
+    if np.count_nonzero(is_outside):
+        index = int(np.flatnonzero(is_outside)[0])
         raise ParameterError(f"{field}[{index}]", f"must be in [0, {vocab_size})", int(ids[index]))
     return ids.astype(np.int32, copy=False)
 

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from logitd.sampling.backends import open_logits
+from logitd.sampling.entries import Entries
 from logitd.sampling.penalties import PENALTIES
 from logitd.sampling.token_table import merge_sorted, token_ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import torch
     from numpy.typing import NDArray
 
     from logitd.sampling.backends.base import LogitsBackend, Values
+    from logitd.sampling.penalties.base import Penalty
     from logitd.sampling.profiles import PenaltyName, Profile
+    from logitd.sampling.rows import RowParameters
+    from logitd.sampling.token_table import TokenTable
 
 _BANNED = float("-inf")
 
@@ -42,107 +48,114 @@ class Patch:
     values: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Edits:
-    """The edits of R consecutive rows; N entries and B bans.
+    """The edits of R rows; N entries and B bans.
 
     Attributes
     ----------
-    row_splits : int64 [R + 1]
-    keys, banned : int64 [N], int64 [B]
-        ``row * vocab_size + token id``, ascending, rows counted from the first one here.
-    parts : mapping from penalty to float32 [N]
-        Only of penalties that a row asks for.
+    rows, table : RowParameters, TokenTable
+        Of all R rows.
+    banned : int64 [B]
+        Keys, ``row * vocab_size + token id``, ascending.
     """
 
     profile: Profile
-    vocab_size: int
-    row_splits: NDArray[np.int64]
-    keys: NDArray[np.int64]
-    parts: Mapping[PenaltyName, NDArray[np.float32]]
+    rows: RowParameters
+    table: TokenTable
     banned: NDArray[np.int64]
 
     @property
-    def num_rows(self) -> int:
-        """R."""
-        return len(self.row_splits) - 1
+    def keys(self) -> NDArray[np.int64]:
+        """Int64 [N], ascending: ``row * vocab_size + token id`` of each entry."""
+        return self.table.keys
 
     @property
-    def ban_splits(self) -> NDArray[np.int64]:
-        """Int64 [R + 1]: bans [ban_splits[i], ban_splits[i + 1]) are row i's."""
-        return self.banned.searchsorted(np.arange(self.num_rows + 1) * self.vocab_size)
+    def parts(self) -> Mapping[PenaltyName, NDArray[np.float32]]:
+        """What each penalty that a row asks for has for each entry, float32 [N]."""
+        everything = Entries(self.rows, self.table, slice(None), slice(None))
+        return {name: penalty.part(everything) for name, penalty in self._required.items()}
 
-    def slice_rows(self, first_row: int, num_rows: int) -> Edits:
-        """The edits of rows [first_row, first_row + num_rows), counted from the first of them."""
-        if first_row == 0 and num_rows == self.num_rows:
-            return self
-        end, shift = first_row + num_rows, first_row * self.vocab_size
-        splits = self.row_splits[first_row : end + 1]
-        entries = slice(splits[0], splits[-1])
-        bans = slice(*self.banned.searchsorted((shift, end * self.vocab_size)))
-        return Edits(
-            self.profile,
-            self.vocab_size,
-            splits - splits[0],
-            self.keys[entries] - shift,
-            {name: part[entries] for name, part in self.parts.items()},
-            self.banned[bans] - shift,
-        )
-
-    def apply_inplace(self, logits: torch.Tensor) -> None:
-        """Edit `logits` [R, W >= vocab_size], any strides, any supported dtype and device."""
-        backend = open_logits(logits)
-        places = _find_places(backend, self.keys, self.row_splits, self.vocab_size)
+    def apply_inplace(self, logits: torch.Tensor, first_row: int = 0) -> None:
+        """Edit `logits` [n, W >= vocab_size], rows from `first_row` on; any strides, any supported dtype and device."""
+        backend, end_row = open_logits(logits), first_row + len(logits)
         with np.errstate(all="ignore"):
-            for block in _blocks(len(places), backend.block_size):
-                here = places[block]
-                backend.write_(here, self._penalise(backend, backend.read(here), block))
-        if len(self.banned):
-            backend.fill_(_find_places(backend, self.banned, self.ban_splits, self.vocab_size), _BANNED)
+            for entries in self._blocks(first_row, end_row, backend.block_size):
+                places = self._find_places(backend, self.keys[entries.span], first_row)
+                backend.write_(places, self._penalise_(backend, backend.read(places), entries))
+        banned = self._bans_of(first_row, end_row)
+        if len(banned):
+            backend.fill_(self._find_places(backend, banned, first_row), _BANNED)
 
-    def compute_patch(self, logits: torch.Tensor) -> Patch:
-        """What `apply_inplace` would write into `logits` [R, W >= vocab_size], which stay as they are."""
-        backend = open_logits(logits)
-        places = _find_places(backend, self.keys, self.row_splits, self.vocab_size)
+    def compute_patch(self, logits: torch.Tensor, first_row: int = 0) -> Patch:
+        """What `apply_inplace` would write into `logits` [n, W >= vocab_size], which stay as they are."""
+        backend, end_row = open_logits(logits), first_row + len(logits)
+        values = [logits.new_empty(0)]
         with np.errstate(all="ignore"):
-            values = backend.round(self._penalise(backend, backend.read(places), slice(0, len(places))))
-        if len(self.banned) == 0:
-            return Patch(self.row_splits, token_ids_of(self.keys, self.row_splits, self.vocab_size), values)
-        keys, old, bans = merge_sorted(self.keys, self.banned)
+            for entries in self._blocks(first_row, end_row, backend.block_size):
+                places = self._find_places(backend, self.keys[entries.span], first_row)
+                values.append(backend.round(self._penalise_(backend, backend.read(places), entries)))
+        return self._with_bans(torch.cat(values), first_row, end_row)
+
+    def _with_bans(self, values: torch.Tensor, first_row: int, end_row: int) -> Patch:
+        # values: [n], new values of all entries of the rows
+        vocab_size, shift = self.table.vocab_size, first_row * self.table.vocab_size
+        splits = self.table.row_splits[first_row : end_row + 1]
+        keys, splits = self.keys[splits[0] : splits[-1]] - shift, splits - splits[0]
+        banned = self._bans_of(first_row, end_row)
+        if len(banned) == 0:
+            return Patch(splits, token_ids_of(keys, splits, vocab_size), values)
+        keys, old, new = merge_sorted(keys, banned - shift)
         merged = values.new_empty(len(keys))
         merged[old] = values
-        merged[bans] = _BANNED
-        splits = np.searchsorted(keys, np.arange(self.num_rows + 1) * self.vocab_size)
-        return Patch(splits, token_ids_of(keys, splits, self.vocab_size), merged)
+        merged[new] = _BANNED
+        splits = keys.searchsorted(np.arange(end_row - first_row + 1) * vocab_size)
+        return Patch(splits, token_ids_of(keys, splits, vocab_size), merged)
 
-    def _penalise(self, backend: LogitsBackend, values: Values, block: slice) -> Values:
-        parts = {name: backend.put(part[block]) for name, part in self.parts.items()}
-        if self.profile.is_additive_fused:
-            values = values + _fuse_additive(self.profile, parts)
-        for name in self.profile.order:
-            if name in parts and not (self.profile.is_additive_fused and PENALTIES[name].is_additive):
-                values = PENALTIES[name].apply(backend, values, parts[name], self.profile)
+    def _bans_of(self, first_row: int, end_row: int) -> NDArray[np.int64]:
+        if len(self.banned) == 0:
+            return self.banned
+        start, stop = self.banned.searchsorted(np.array((first_row, end_row)) * self.table.vocab_size)
+        return self.banned[start:stop]
+
+    def _blocks(self, first_row: int, end_row: int, size: int) -> Iterator[Entries]:
+        # Whole rows, as many as have `size` entries together and at least one.
+        splits = self.table.row_splits.tolist()
+        while first_row < end_row:
+            start = splits[first_row]
+            stop_row = max(first_row + 1, bisect_right(splits, start + size, first_row, end_row + 1) - 1)
+            if start < splits[stop_row]:
+                yield Entries(self.rows, self.table, slice(first_row, stop_row), slice(start, splits[stop_row]))
+            first_row = stop_row
+
+    def _find_places(self, backend: LogitsBackend, keys: NDArray[np.int64], first_row: int) -> NDArray[np.int64]:
+        # Distances in memory: (row - first_row) * row_stride + token id * column_stride
+        vocab_size, row_stride, column_stride = self.table.vocab_size, backend.row_stride, backend.column_stride
+        if column_stride == 1 and row_stride == vocab_size:
+            return keys - first_row * vocab_size if first_row else keys
+        rows = keys // vocab_size
+        return keys * column_stride + (rows * (row_stride - vocab_size * column_stride) - first_row * row_stride)
+
+    def _penalise_(self, backend: LogitsBackend, values: Values, entries: Entries) -> Values:
+        # values: [n] fp32, whose memory is used
+        is_fused = self.profile.is_additive_fused
+        if is_fused:
+            values += _fuse_additive(backend, [p for p in self._required.values() if p.is_additive], entries)
+        for penalty in self._required.values():
+            if not (is_fused and penalty.is_additive):
+                values = penalty.apply_(backend, values, entries, self.profile)
         return values
 
+    @cached_property
+    def _required(self) -> Mapping[PenaltyName, Penalty]:
+        # In the profile's order; the bans are none of them.
+        order = [name for name in self.profile.order if name in PENALTIES]
+        return {name: PENALTIES[name] for name in order if PENALTIES[name].is_required(self.rows)}
 
-def _fuse_additive(profile: Profile, parts: Mapping[PenaltyName, Values]) -> Values:
+
+def _fuse_additive(backend: LogitsBackend, penalties: list[Penalty], entries: Entries) -> Values:
     # 0 - frequency - presence, one after the other, as SGLang 0.5.23 accumulates them into a tensor of zeros.
     total: Values = 0.0
-    for name in profile.order:
-        if name in parts and PENALTIES[name].is_additive:
-            total = total - parts[name]
+    for penalty in penalties:
+        total = total - backend.put(penalty.part(entries))
     return total
-
-
-def _blocks(length: int, size: int) -> Iterator[slice]:
-    return (slice(start, min(start + size, length)) for start in range(0, length, size))
-
-
-def _find_places(
-    backend: LogitsBackend, keys: NDArray[np.int64], row_splits: NDArray[np.int64], vocab_size: int
-) -> NDArray[np.int64]:
-    # keys -> distance in memory: row * row_stride + token id * column_stride
-    if backend.column_stride == 1 and backend.row_stride == vocab_size:
-        return keys
-    rows = np.repeat(np.arange(len(row_splits) - 1), np.diff(row_splits))
-    return (keys - rows * vocab_size) * backend.column_stride + rows * backend.row_stride

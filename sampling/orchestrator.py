@@ -210,24 +210,18 @@ class PenaltyOrchestrator:
             are, as do all columns that no penalty touches. Work is fp32, rounded once to the dtype; -inf stays -inf.
         """
         self._check_logits(logits, first_row)
-        self.edits.slice_rows(first_row, logits.shape[0]).apply_inplace(logits)
+        self.edits.apply_inplace(logits, first_row)
 
     def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
         """What `apply_inplace` would change in `logits`, which stay as they are."""
         self._check_logits(logits, first_row)
-        return self.edits.slice_rows(first_row, logits.shape[0]).compute_patch(logits)
+        return self.edits.compute_patch(logits, first_row)
 
     @cached_property
     def edits(self) -> Edits:
         """What this state does to the logits of all rows."""
-        return Edits(
-            profile=self.profile,
-            vocab_size=self.vocab_size,
-            row_splits=self._table.row_splits,
-            keys=self._table.keys,
-            parts={n: p.part(self._rows, self._table) for n, p in PENALTIES.items() if p.is_required(self._rows)},
-            banned=find_banned(self._rows, self._output_lengths, self.vocab_size),
-        )
+        banned = find_banned(self._rows, self._output_lengths, self.vocab_size)
+        return Edits(self.profile, self._rows, self._table, banned)
 
     @classmethod
     def _empty(cls, profile: Profile, rows: RowParameters, vocab_size: int) -> PenaltyOrchestrator:
@@ -349,7 +343,7 @@ class PenaltyOrchestrator:
         if not (first_row >= 0 and first_row + logits.shape[0] <= self.num_rows):
             got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
             raise ParameterError("logits", f"must hold rows of the batch's {self.num_rows}", got)
-        if has_overlap(logits):
+        if not logits.is_contiguous() and has_overlap(logits):
             raise ParameterError("logits", "must not share memory between its items", logits.stride())
 
 

@@ -69,6 +69,11 @@ class RowParameters:
         return bool((self.repetition != 1).any())
 
     @cached_property
+    def has_boosting_repetition(self) -> bool:
+        """Whether any row's repetition penalty is below 1, so that it raises logits."""
+        return bool((self.repetition < 1).any())
+
+    @cached_property
     def has_frequency(self) -> bool:
         """Whether any row has a frequency penalty."""
         return bool((self.frequency != 0).any())

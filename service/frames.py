@@ -24,6 +24,8 @@ _SMALL_MESSAGE = 16_384
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_WIDTHS = {1: 8, 5: 4}
 _MAX_VARINT_BYTES = 10
+# The walk takes a hundred times as long a field as the parser; no message of ours has so many.
+_MAX_FIELDS = 1024
 _ALIGNMENT = 8
 
 
@@ -47,7 +49,7 @@ class _Field(NamedTuple):
 
 
 class _MalformedField(Exception):
-    """A walk met bytes that are no field; the parser will say so to the caller."""
+    """A walk met bytes that are no field, or too many; the parser will say so to the caller."""
 
 
 def split_payload(data: bytes, path: tuple[int, int]) -> tuple[bytes, Payload | None]:
@@ -116,10 +118,13 @@ def _find_only(data: bytes, start: int, end: int, number: int) -> _Field | None:
 
 def _walk(data: bytes, start: int, end: int) -> Iterator[_Field]:
     position = start
-    while position < end:
+    for _ in range(_MAX_FIELDS):
+        if position >= end:
+            return
         field = _read_field(data, position, end)
         yield field
         position = field.end
+    raise _MalformedField
 
 
 def _read_field(data: bytes, start: int, end: int) -> _Field:

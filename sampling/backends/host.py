@@ -27,7 +27,7 @@ class HostLogits(LogitsBackend):
         self._dtype = logits.dtype
         flat = flatten(logits)
         self._is_bfloat16 = logits.dtype == torch.bfloat16
-        self._items = flat.view(torch.int16).numpy().view(np.uint16) if self._is_bfloat16 else flat.numpy()
+        self._items = (flat.view(torch.uint16) if self._is_bfloat16 else flat).numpy()
 
     def read(self, places: NDArray[np.int64]) -> Values:
         items = self._items.take(places)
@@ -52,6 +52,9 @@ class HostLogits(LogitsBackend):
         chosen ^= other
         return chosen.view(np.float32)
 
+    def minimum(self, left: Values, right: Values) -> Values:
+        return np.minimum(left, right)
+
     def round(self, values: Values) -> torch.Tensor:
         tensor = torch.from_numpy(values)
         return tensor if self._dtype == torch.float32 else tensor.to(self._dtype)
@@ -60,4 +63,4 @@ class HostLogits(LogitsBackend):
         if self._dtype == torch.float32:
             return values
         rounded = self.round(values)
-        return rounded.view(torch.int16).numpy().view(np.uint16) if self._is_bfloat16 else rounded.numpy()
+        return (rounded.view(torch.uint16) if self._is_bfloat16 else rounded).numpy()

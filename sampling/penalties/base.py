@@ -10,9 +10,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logitd.sampling.backends.base import LogitsBackend, Values
+    from logitd.sampling.entries import Entries
     from logitd.sampling.profiles import Profile
     from logitd.sampling.rows import RowParameters
-    from logitd.sampling.token_table import TokenTable
 
 
 class Penalty(ABC):
@@ -31,12 +31,12 @@ class Penalty(ABC):
         """Whether any row asks for it; nothing is computed or allocated otherwise."""
 
     @abstractmethod
-    def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
-        """Its part of the edit of each of the table's entries, float32 [N]; neutral where it does not act."""
+    def part(self, entries: Entries) -> NDArray[np.float32]:
+        """Its part of the edit of each entry, float32 [n]; neutral where it does not act. Not to be changed."""
 
     @abstractmethod
-    def apply(self, backend: LogitsBackend, values: Values, part: Values, profile: Profile) -> Values:
-        """`values` [N] fp32 after this penalty; the argument stays as it is."""
+    def apply_(self, backend: LogitsBackend, values: Values, entries: Entries, profile: Profile) -> Values:
+        """`values` [n] fp32, the logits of `entries`, after this penalty; their memory is used."""
 
 
 class AdditivePenalty(Penalty):
@@ -44,10 +44,6 @@ class AdditivePenalty(Penalty):
 
     is_additive = True
 
-    def apply(self, backend: LogitsBackend, values: Values, part: Values, profile: Profile) -> Values:
-        return values - part
-
-
-def spread(column: NDArray[np.float32], table: TokenTable) -> NDArray[np.float32]:
-    """A column over rows [R] as one over the table's entries [N]."""
-    return column.repeat(table.row_lengths)
+    def apply_(self, backend: LogitsBackend, values: Values, entries: Entries, profile: Profile) -> Values:
+        values -= backend.put(self.part(entries))
+        return values

@@ -12,9 +12,9 @@ from logitd.sampling.profiles import FrequencySum
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from logitd.sampling.entries import Entries
     from logitd.sampling.profiles import Profile
     from logitd.sampling.rows import RowParameters
-    from logitd.sampling.token_table import TokenTable
 
 _GREATEST = np.finfo(np.float32).max
 
@@ -25,9 +25,9 @@ class Frequency(AdditivePenalty):
     def is_required(self, rows: RowParameters) -> bool:
         return rows.has_frequency
 
-    def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
-        assert table.sums is not None
-        return table.sums
+    def part(self, entries: Entries) -> NDArray[np.float32]:
+        assert entries.table.sums is not None
+        return entries.table.sums[entries.span]
 
 
 def extend_sums(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitd.sampling.penalties.base import AdditivePenalty, spread
+from logitd.sampling.penalties.base import AdditivePenalty
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from logitd.sampling.entries import Entries
     from logitd.sampling.rows import RowParameters
-    from logitd.sampling.token_table import TokenTable
 
 
 class Presence(AdditivePenalty):
@@ -20,9 +20,9 @@ class Presence(AdditivePenalty):
     def is_required(self, rows: RowParameters) -> bool:
         return rows.has_presence
 
-    def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
-        presence = spread(rows.presence, table)
-        if table.in_prompt is not None:
+    def part(self, entries: Entries) -> NDArray[np.float32]:
+        presence = entries.spread(entries.rows.presence)
+        if entries.table.in_prompt is not None:
             # A product, as in the engines: a negative penalty leaves -0, which turns a logit of -0 into 0.
-            presence *= table.counts > 0
+            presence *= entries.table.counts[entries.span] > 0
         return presence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitd.sampling.penalties.base import Penalty, spread
+from logitd.sampling.penalties.base import Penalty
 from logitd.sampling.profiles import RepetitionForm
 
 if TYPE_CHECKING:
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logitd.sampling.backends.base import LogitsBackend, Values
+    from logitd.sampling.entries import Entries
     from logitd.sampling.profiles import Profile
     from logitd.sampling.rows import RowParameters
-    from logitd.sampling.token_table import TokenTable
 
 
 class Repetition(Penalty):
@@ -25,10 +25,14 @@ class Repetition(Penalty):
     def is_required(self, rows: RowParameters) -> bool:
         return rows.has_repetition
 
-    def part(self, rows: RowParameters, table: TokenTable) -> NDArray[np.float32]:
-        return spread(rows.repetition, table)
+    def part(self, entries: Entries) -> NDArray[np.float32]:
+        return entries.spread(entries.rows.repetition)
 
-    def apply(self, backend: LogitsBackend, values: Values, part: Values, profile: Profile) -> Values:
-        if profile.repetition_form is RepetitionForm.RECIPROCAL:
-            return backend.select(values > 0, values * (1 / part), values * part)
-        return backend.select(values < 0, values * part, values / part)
+    def apply_(self, backend: LogitsBackend, values: Values, entries: Entries, profile: Profile) -> Values:
+        penalty = backend.put(self.part(entries))
+        multiplied = values * penalty
+        divided = values * (1 / penalty) if profile.repetition_form is RepetitionForm.RECIPROCAL else values / penalty
+        if entries.rows.has_boosting_repetition:
+            return backend.select(values > 0, divided, multiplied)
+        # From 1 on the formula's choice is always the smaller one.
+        return backend.minimum(multiplied, divided)

@@ -44,8 +44,7 @@ class ApplyJob:
         """The message's logits, checked."""
         if not self.request.HasField("logits"):
             raise InvalidField("logits", "must be set", "nothing")
-        first_rows = list(self.request.logits.shape)[:1]
-        check_rows("logits", self.request.first_row, first_rows, self.batch.num_rows)
+        check_rows("logits", self.request.first_row, self.request.logits.shape, self.batch.num_rows)
         return self.context.read_logits(self.batch, self.request.logits, self.payload)
 
     def start_response(self) -> service_pb2.ApplyResponse:

@@ -5,43 +5,44 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-def _nothing() -> None:
-    pass
 
+class Contender(ABC):
+    """One side of a comparison."""
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """One side of a comparison.
+    @abstractmethod
+    def prepare(self) -> None:
+        """What goes before every run and is not timed."""
 
-    Attributes
-    ----------
-    run : what is timed
-    prepare : what goes before every run and is not timed
-    """
-
-    run: Callable[[], None]
-    prepare: Callable[[], None] = _nothing
+    @abstractmethod
+    def run(self) -> None:
+        """What is timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How long to measure: at least `min_rounds`, then until `seconds` have passed or `max_rounds` are done."""
+    """How long to measure a case: at least `min_rounds` rounds, then until `seconds` have passed.
+
+    In a round each contender runs until it has taken `round_seconds`. Its first run only brings back to the caches
+    what the others drove out, and does not count unless it alone filled the round.
+    """
 
     min_rounds: int
-    max_rounds: int
     seconds: float
-    warm_up_rounds: int = 1
+    round_seconds: float
 
 
-FULL = Effort(min_rounds=7, max_rounds=200, seconds=1.0)
-QUICK = Effort(min_rounds=3, max_rounds=40, seconds=0.1)
+FULL = Effort(min_rounds=7, seconds=1.0, round_seconds=0.02)
+QUICK = Effort(min_rounds=2, seconds=0.1, round_seconds=0.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison, as `build/bench.json` has it; `ratio` is ours / peer and should be at most `limit`."""
+    """One comparison, as `build/bench.json` has it; `ratio` is ours / peer and may be at most `limit`."""
 
     name: str
     ours_ms: float
@@ -65,55 +66,56 @@ class Row:
 
     @classmethod
     def of(cls, name: str, ours_ms: float, peer: str, peer_ms: float, limit: float) -> Row:
+        """The row of two medians."""
         return cls(name, ours_ms, peer, peer_ms, ours_ms / peer_ms, limit)
 
     @property
     def is_over(self) -> bool:
+        """Whether ours takes more than the limit allows."""
         return self.ratio > self.limit
-
-    def to_json(self) -> dict[str, str | float]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A named measurement that yields one or more rows once it is asked to."""
+    """A named measurement, whose rows come once it is asked to."""
 
     name: str
     measure: Callable[[Settings], Iterable[Row]]
 
 
 def measure(contenders: Mapping[str, Contender], settings: Settings) -> dict[str, float]:
-    """The median milliseconds of each contender; all of them run once, in turn, in every round."""
+    """The median milliseconds of each contender. All get a round in turn, until the effort is made."""
     effort = settings.effort
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    start = time.perf_counter()
+    rounds = 0
     with _quiet():
-        for _ in range(effort.warm_up_rounds):
-            _run_round(contenders, settings.device)
-        start = time.perf_counter()
-        for done in range(effort.max_rounds):
-            if done >= effort.min_rounds and time.perf_counter() - start > effort.seconds:
-                break
-            for name, taken in _run_round(contenders, settings.device):
-                seconds[name].append(taken)
+        while rounds < effort.min_rounds or time.perf_counter() - start < effort.seconds:
+            for name, contender in contenders.items():
+                seconds[name] += _run_round(contender, settings)
+            rounds += 1
     return {name: statistics.median(taken) * 1000 for name, taken in seconds.items()}
 
 
-def _run_round(contenders: Mapping[str, Contender], device: str) -> list[tuple[str, float]]:
-    taken = []
-    for name, contender in contenders.items():
+def _run_round(contender: Contender, settings: Settings) -> list[float]:
+    seconds: list[float] = []
+    while sum(seconds) < settings.effort.round_seconds:
         contender.prepare()
-        _synchronise(device)
-        start = time.perf_counter()
-        contender.run()
-        _synchronise(device)
-        taken.append((name, time.perf_counter() - start))
-    return taken
+        seconds.append(_time(contender.run, settings.device))
+    return seconds[1:] or seconds
 
 
-def _synchronise(device: str) -> None:
-    if device != "cpu":
-        torch.accelerator.synchronize()
+def _time(run: Callable[[], None], device: str) -> float:
+    # On the CPU the processor time of this process, all its threads together, which neighbours disturb less.
+    if device == "cpu":
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+    torch.accelerator.synchronize()
+    start = time.perf_counter()
+    run()
+    torch.accelerator.synchronize()
+    return time.perf_counter() - start
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import sampling_step
@@ -27,7 +28,7 @@ def main() -> None:
                 rows.append(row)
                 print(format_row(row), flush=True)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps([row.to_json() for row in rows], indent=1) + "\n", encoding="utf-8")
+    arguments.output.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
     over = sum(row.is_over for row in rows)
     print(f"{len(rows)} rows, {over} over their limit; written to {arguments.output}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Protocol
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 from harness import Case, Contender, Row, Settings, measure
-from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 from peers.bincount import BincountPenalties
 from peers.dense import DensePenalties
+
+from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +28,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 # Against the dense way, at the point that stands for a busy decoder; everywhere else ours must not be slower.
 BUSY_POINT = (64, 131072, 1000)
 BUSY_LIMITS = {"fp32": 1 / 150, "bf16": 1 / 50}
-DENSE, BINCOUNT = "dense, SGLang's way", "bincount, vLLM's way"
 
 
 class Peer(Protocol):
@@ -34,45 +35,6 @@ class Peer(Protocol):
 
     def step_(self, logits: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Accumulate `token_ids` [R], then penalise `logits` [R, V] in their own memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A point of the grid. Every row has seen `num_distinct` token ids, and each has its own parameters."""
-
-    num_rows: int
-    vocab_size: int
-    num_distinct: int
-    dtype: str
-
-    @property
-    def name(self) -> str:
-        return f"sampling/{self.num_rows}x{self.vocab_size}x{self.num_distinct}/{self.dtype}"
-
-    @property
-    def dense_limit(self) -> float:
-        is_busy = (self.num_rows, self.vocab_size, self.num_distinct) == BUSY_POINT
-        return BUSY_LIMITS[self.dtype] if is_busy else 1.0
-
-    def measure(self, settings: Settings) -> Iterator[Row]:
-        rng = np.random.default_rng(0)
-        logits = torch.from_numpy(rng.normal(0, 5, (self.num_rows, self.vocab_size)).astype(np.float32))
-        logits = logits.to(settings.device, DTYPES[self.dtype])
-        parameters = _draw_parameters(rng, self.num_rows)
-        # SGLang's penalties never see the prompt.
-        outputs_only = _draw_histories(rng, self, prompt_share=0.0)
-        with_prompts = _draw_histories(rng, self, prompt_share=0.5)
-        on_device = torch.from_numpy(parameters).to(settings.device)
-        dense = DensePenalties(on_device, _to(outputs_only.outputs, settings), self.vocab_size)
-        prompts, outputs = _to(with_prompts.prompts, settings), _to(with_prompts.outputs, settings)
-        bincount = BincountPenalties(on_device, prompts, outputs, self.vocab_size)
-        contenders = {
-            **_pair(DENSE, dense, outputs_only.open("SGLANG", self.vocab_size, parameters), outputs_only, logits),
-            **_pair(BINCOUNT, bincount, with_prompts.open("VLLM", self.vocab_size, parameters), with_prompts, logits),
-        }
-        times = measure(contenders, settings)
-        for peer, limit in ((DENSE, self.dense_limit), (BINCOUNT, 1.0)):
-            yield Row.of(self.name, times[f"ours beside {peer}"], peer, times[peer], limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +51,107 @@ class Histories:
     outputs: NDArray[np.int64]
     next_token_ids: NDArray[np.int64]
 
+    @classmethod
+    def draw(cls, rng: np.random.Generator, point: Point, prompt_share: float) -> Histories:
+        """Rows of `num_distinct` ids. Half of the prompt comes again in the output, which has a third of repeats."""
+        prompts, outputs, next_token_ids = [], [], []
+        for row in range(point.num_rows):
+            *seen, new = rng.choice(point.vocab_size, point.num_distinct + 1, replace=False)
+            prompt = seen[: int(point.num_distinct * prompt_share)]
+            output = seen[len(prompt) // 2 :]
+            prompts.append(prompt)
+            outputs.append(rng.permutation([*output, *rng.choice(output, point.num_distinct // 2)]))
+            next_token_ids.append(new if row % 2 == 0 else output[0])
+        return cls(np.array(prompts, np.int64), np.array(outputs), np.array(next_token_ids))
+
     def open(self, profile: str, vocab_size: int, parameters: NDArray[np.float32]) -> PenaltyOrchestrator:
         """Our state after them; parameters: [3, R]."""
-        columns = zip(*parameters.tolist(), strict=True)
-        rows = zip(columns, self.prompts, self.outputs, strict=True)
-        starts = [RowStart(PenaltyParameters(r, f, p), prompt, output) for (r, f, p), prompt, output in rows]
+        rows = zip(parameters.T.tolist(), self.prompts, self.outputs, strict=True)
+        starts = [RowStart(PenaltyParameters(*values), prompt, output) for values, prompt, output in rows]
         return PenaltyOrchestrator.create(profile, vocab_size, starts)
+
+
+class OurStep(Contender):
+    """A step from the same state each time, so that the number of distinct ids stays."""
+
+    def __init__(self, state: PenaltyOrchestrator, token_ids: NDArray[np.int64], logits: torch.Tensor) -> None:
+        self._state, self._token_ids = state, token_ids
+        self._logits, self.work = logits, logits.clone()
+
+    def prepare(self) -> None:
+        # A state that was continued before would have to fork its histories, which a decoder's step does not.
+        self._fresh = copy.deepcopy(self._state)
+        self.work.copy_(self._logits)
+
+    def run(self) -> None:
+        self._fresh.accumulate(self._token_ids).apply_inplace(self.work)
+
+
+class PeerStep(Contender):
+    """A step that adds to what the last one left; its work is the same whatever the numbers are."""
+
+    def __init__(self, peer: Peer, token_ids: torch.Tensor, logits: torch.Tensor) -> None:
+        self._peer, self._token_ids = peer, token_ids
+        self._logits, self.work = logits, logits.clone()
+
+    def prepare(self) -> None:
+        self.work.copy_(self._logits)
+
+    def run(self) -> None:
+        self._peer.step_(self.work, self._token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point of the grid. Every row has seen `num_distinct` token ids, and each has its own parameters."""
+
+    num_rows: int
+    vocab_size: int
+    num_distinct: int
+    dtype: str
+
+    @property
+    def name(self) -> str:
+        return f"sampling/{self.num_rows}x{self.vocab_size}x{self.num_distinct}/{self.dtype}"
+
+    def measure(self, settings: Settings) -> Iterator[Row]:
+        """Against both peers."""
+        rng = np.random.default_rng(0)
+        logits = rng.normal(0, 5, (self.num_rows, self.vocab_size))
+        on_device = torch.from_numpy(logits).to(settings.device, DTYPES[self.dtype])
+        parameters = _draw_parameters(rng, self.num_rows)
+        against_dense = self._pair_with_dense(rng, parameters, on_device)
+        against_bincount = self._pair_with_bincount(rng, parameters, on_device)
+        times = measure(against_dense | against_bincount, settings)
+        is_busy = (self.num_rows, self.vocab_size, self.num_distinct) == BUSY_POINT
+        limits = (BUSY_LIMITS[self.dtype] if is_busy else 1.0, 1.0)
+        for (ours, peer), limit in zip((against_dense, against_bincount), limits, strict=True):
+            yield Row.of(self.name, times[ours], peer, times[peer], limit)
+
+    def _pair_with_dense(
+        self, rng: np.random.Generator, parameters: NDArray[np.float32], logits: torch.Tensor
+    ) -> dict[str, Contender]:
+        # SGLang's penalties never see the prompt.
+        histories = Histories.draw(rng, self, prompt_share=0.0)
+        peer = DensePenalties(_to(logits, parameters), _to(logits, histories.outputs), self.vocab_size)
+        state = histories.open("SGLANG", self.vocab_size, parameters)
+        return _pair(state, "dense, SGLang's way", peer, histories, logits)
+
+    def _pair_with_bincount(
+        self, rng: np.random.Generator, parameters: NDArray[np.float32], logits: torch.Tensor
+    ) -> dict[str, Contender]:
+        histories = Histories.draw(rng, self, prompt_share=0.5)
+        prompts, outputs = _to(logits, histories.prompts), _to(logits, histories.outputs)
+        peer = BincountPenalties(_to(logits, parameters), prompts, outputs, self.vocab_size)
+        state = histories.open("VLLM", self.vocab_size, parameters)
+        return _pair(state, "bincount, vLLM's way", peer, histories, logits)
 
 
 def cases() -> Iterator[Case]:
     """The whole grid."""
-    for point in product(NUM_ROWS, VOCAB_SIZES, NUM_DISTINCT, DTYPES):
-        yield Case(Point(*point).name, Point(*point).measure)
+    for values in product(NUM_ROWS, VOCAB_SIZES, NUM_DISTINCT, DTYPES):
+        point = Point(*values)
+        yield Case(point.name, point.measure)
 
 
 def _draw_parameters(rng: np.random.Generator, num_rows: int) -> NDArray[np.float32]:
@@ -109,50 +160,18 @@ def _draw_parameters(rng: np.random.Generator, num_rows: int) -> NDArray[np.floa
     return rng.uniform(low, high, (3, num_rows)).astype(np.float32)
 
 
-def _draw_histories(rng: np.random.Generator, point: Point, prompt_share: float) -> Histories:
-    # Half of what the prompt has is in the output as well; half as many output tokens again are repeats.
-    prompts, outputs, next_token_ids = [], [], []
-    for row in range(point.num_rows):
-        seen = rng.choice(point.vocab_size, point.num_distinct + 1, replace=False)
-        seen, new = seen[:-1], seen[-1]
-        prompt = seen[: int(point.num_distinct * prompt_share)]
-        output = seen[len(prompt) // 2 :]
-        prompts.append(prompt)
-        outputs.append(rng.permutation(np.concatenate((output, rng.choice(output, point.num_distinct // 2)))))
-        next_token_ids.append(new if row % 2 == 0 else output[0])
-    return Histories(np.stack(prompts), np.stack(outputs), np.array(next_token_ids))
-
-
 def _pair(
-    name: str, peer: Peer, state: PenaltyOrchestrator, histories: Histories, logits: torch.Tensor
+    state: PenaltyOrchestrator, name: str, peer: Peer, histories: Histories, logits: torch.Tensor
 ) -> dict[str, Contender]:
-    work = logits.clone()
-    token_ids = histories.next_token_ids
-    on_device = torch.from_numpy(token_ids).to(logits.device)
-
-    # The state is immutable, so each step starts from the same one. The peer counts on: its work stays the same.
-    def step_ours() -> None:
-        state.accumulate(token_ids).apply_inplace(work)
-
-    def step_peer() -> None:
-        peer.step_(work, on_device)
-
-    def restore() -> None:
-        work.copy_(logits)
-
-    _check_equal(step_ours, step_peer, restore, work)
-    return {f"ours beside {name}": Contender(step_ours, restore), name: Contender(step_peer, restore)}
-
-
-def _check_equal(step_ours, step_peer, restore, work: torch.Tensor) -> None:
-    results = []
-    for step in (step_ours, step_peer):
-        restore()
-        step()
-        results.append(work.clone())
+    ours = OurStep(state, histories.next_token_ids, logits)
+    theirs = PeerStep(peer, _to(logits, histories.next_token_ids), logits)
+    for contender in (ours, theirs):
+        contender.prepare()
+        contender.run()
     # By value: dense addition turns -0 into +0 in columns that nobody touched.
-    torch.testing.assert_close(*results, rtol=0, atol=0)
+    torch.testing.assert_close(ours.work, theirs.work, rtol=0, atol=0)
+    return {f"ours beside {name}": ours, name: theirs}
 
 
-def _to(array: NDArray[np.int64], settings: Settings) -> torch.Tensor:
-    return torch.from_numpy(array).to(settings.device)
+def _to(logits: torch.Tensor, array: NDArray[np.int64] | NDArray[np.float32]) -> torch.Tensor:
+    return torch.from_numpy(array).to(logits.device)

@@ -11,8 +11,9 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from logitd.sampling.beam import BatchStep, BeamSearch, RequestStep
     from numpy.typing import NDArray
+
+    from logitd.sampling.beam import BatchStep, BeamSearch, Hypothesis, RequestStep
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,20 @@ class StubModel:
 class Decoder:
     """Keeps what a decoder keeps: one token sequence a live row, gathered by `parent_rows`."""
 
-    def __init__(self, search: BeamSearch, models: Sequence[StubModel], prompts: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        search: BeamSearch,
+        models: Sequence[StubModel],
+        prompts: Sequence[Sequence[int]],
+        *,
+        dtype: torch.dtype = torch.float32,
+        padding: int = 0,
+    ) -> None:
+        """Start with `prompts`; padding columns are NaN."""
         self.search = search
         self.models = list(models)
+        self.dtype = dtype
+        self.padding = padding
         self.num_steps = [0] * len(models)
         self.results: dict[int, RequestStep] = {}
         # Which of the first requests each request of the batch is, and the sequence of each row.
@@ -67,9 +79,10 @@ class Decoder:
     def logits(self) -> torch.Tensor:
         """The next step's logits."""
         owners = np.repeat(self.numbers, self._row_counts()).tolist()
-        width = max(model.vocab_size for model in self.models)
         rows = [self.models[owner](sequence) for owner, sequence in zip(owners, self.sequences, strict=True)]
-        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, width)
+        logits = torch.full((len(rows), self.search.vocab_size + self.padding), torch.nan, dtype=self.dtype)
+        logits[:, : self.search.vocab_size] = torch.from_numpy(np.stack(rows))
+        return logits
 
     def step(self, logits: torch.Tensor | None = None, finish: Sequence[int] = ()) -> BatchStep:
         """One step of the batch; `finish` names requests by their place in it."""
@@ -97,3 +110,19 @@ class Decoder:
 
     def _row_counts(self) -> list[int]:
         return np.diff(self.search.row_splits).tolist()
+
+
+def bits(hypotheses: Iterable[Hypothesis]) -> list[tuple[object, ...]]:
+    """Everything that hypotheses hold, comparable to the last bit."""
+    return [
+        (
+            h.token_ids.tolist(),
+            np.float64(h.score).tobytes(),
+            np.float64(h.running_sum).tobytes(),
+            np.float64(h.log_prob_sum).tobytes(),
+            h.finish_reason,
+            h.parent_chain.tolist(),
+            None if h.token_log_probs is None else h.token_log_probs.tobytes(),
+        )
+        for h in hypotheses
+    ]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+
 from helpers.beam_stub import Decoder, StubModel
 from logitd.sampling.beam import BeamParameters, BeamSearch, EarlyStopping, RequestStart
 from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart
@@ -49,10 +50,11 @@ class StubEngine(transformers.PreTrainedModel, transformers.GenerationMixin):
     main_input_name = "input_ids"
     _supports_cache_class = False
 
-    def __init__(self, model: StubModel) -> None:
+    def __init__(self, model: StubModel, dtype: torch.dtype) -> None:
         super().__init__(transformers.PretrainedConfig(vocab_size=model.vocab_size))
         self.anchor = torch.nn.Parameter(torch.zeros(1))
         self.model = model
+        self.logits_dtype = dtype
         self.num_steps = 0
 
     def prepare_inputs_for_generation(
@@ -62,7 +64,7 @@ class StubEngine(transformers.PreTrainedModel, transformers.GenerationMixin):
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> Any:
         self.num_steps += 1
-        logits = self.model.rows(input_ids.tolist())
+        logits = self.model.rows(input_ids.tolist()).to(self.logits_dtype)
         return transformers.modeling_outputs.CausalLMOutput(logits=logits[:, None, :])
 
 
@@ -112,9 +114,9 @@ def draw(rng: random.Random, vocab_size: int) -> Configuration:
     return Configuration(model, prompt, beam, penalties)
 
 
-def generate(configuration: Configuration) -> tuple[Any, int]:
+def generate(configuration: Configuration, dtype: torch.dtype) -> tuple[Any, int]:
     """What the engine returns, and how often it called the model."""
-    engine, beam, penalties = StubEngine(configuration.model), configuration.beam, configuration.penalties
+    engine, beam, penalties = StubEngine(configuration.model, dtype), configuration.beam, configuration.penalties
     output = engine.generate(
         torch.tensor([configuration.prompt]),
         attention_mask=torch.ones(1, len(configuration.prompt), dtype=torch.long),
@@ -136,8 +138,8 @@ def generate(configuration: Configuration) -> tuple[Any, int]:
     return output, engine.num_steps
 
 
-def search(configurations: list[Configuration]) -> Decoder:
-    """The same requests in one batch."""
+def search(configurations: list[Configuration], dtype: torch.dtype) -> Decoder:
+    """The same requests in one batch, whose logits have padding columns."""
     vocab_size = configurations[0].model.vocab_size
     rows = [RowStart(c.penalties, c.prompt) for c in configurations]
     started = BeamSearch.start(
@@ -146,7 +148,9 @@ def search(configurations: list[Configuration]) -> Decoder:
         [RequestStart(c.beam) for c in configurations],
         PenaltyOrchestrator.create("HF", vocab_size, rows),
     )
-    return Decoder(started, [c.model for c in configurations], [c.prompt for c in configurations]).run()
+    return Decoder(
+        started, [c.model for c in configurations], [c.prompt for c in configurations], dtype=dtype, padding=3
+    ).run()
 
 
 def compare(configuration: Configuration, hypotheses: tuple[Hypothesis, ...], output: Any) -> None:
@@ -175,8 +179,9 @@ def test_every_beam_is_the_engines(seed: int) -> None:
     for _ in range(PER_TEST // BATCH_SIZE):
         vocab_size = rng.choice([5, 6, 8, 17, 64, 300, rng.randint(5, 300)])
         configurations = [draw(rng, vocab_size) for _ in range(BATCH_SIZE)]
-        decoder = search(configurations)
+        dtype = rng.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
+        decoder = search(configurations, dtype)
         for number, configuration in enumerate(configurations):
-            output, num_steps = generate(configuration)
+            output, num_steps = generate(configuration, dtype)
             compare(configuration, decoder.results[number].hypotheses, output)
             assert decoder.num_steps[number] == num_steps

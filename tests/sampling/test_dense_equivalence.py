@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from helpers.dense_penalties import banned_ids, mark, penalise_densely, touched_ids
 from helpers.exact_penalties import penalise_exactly
 from helpers.penalty_strategies import DTYPES, LARGE_VOCABULARIES, PROFILES, Batch, batches
 from helpers.tensors import LAYOUTS, assert_same_bits, assert_same_numbers, assert_same_values, place
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 
 if TYPE_CHECKING:
@@ -76,19 +76,21 @@ def test_apply_equals_the_dense_form_at_the_vocabularies_of_models(
 
 @every_profile
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_thousands_of_tokens_equal_the_dense_form(profile: str, dtype: torch.dtype, device: torch.device) -> None:
+def test_more_tokens_than_a_block_holds_equal_the_dense_form(
+    profile: str, dtype: torch.dtype, device: torch.device
+) -> None:
     random = np.random.default_rng(7)
     vocab_size = 32_001
-    parameters = [(1.3, 0.7, -0.5), (1.0, -1.1, 0.0), (0.6, 0.0, 0.3)]
+    asked = [(12_000, 1.3, 0.7, -0.5), (3000, 1.0, -1.1, 0.0), (4000, 0.6, 0.0, 0.3), (4000, 1.0, 0.0, 0.0)]
     rows = tuple(
         RowStart(
             PenaltyParameters(r, f, p, min_new_tokens=9000, stop_token_ids=(2, vocab_size - 1)),
             tuple(random.integers(0, vocab_size, 500).tolist()),
-            tuple((random.integers(0, 2000, 5000) * 16).tolist()),
+            tuple(random.integers(0, vocab_size, length).tolist()),
         )
-        for r, f, p in parameters
+        for length, r, f, p in asked
     )
-    logits = torch.from_numpy(random.normal(0, 5, (3, vocab_size)).astype(np.float32)).to(dtype)
+    logits = torch.from_numpy(random.normal(0, 5, (len(rows), vocab_size)).astype(np.float32)).to(dtype)
     assert_equals_dense_form(Batch(profile, vocab_size, rows, logits), device)
 
 

@@ -12,9 +12,7 @@ class BincountPenalties:
     this side the conversion from lists.
     """
 
-    def __init__(
-        self, parameters: torch.Tensor, prompts: torch.Tensor, outputs: torch.Tensor, vocab_size: int
-    ) -> None:
+    def __init__(self, parameters: torch.Tensor, prompts: torch.Tensor, outputs: torch.Tensor, vocab_size: int) -> None:
         # parameters: fp32 [3, R], repetition, frequency, presence; prompts: int64 [R, P]; outputs: int64 [R, L]
         self._repetition, self._frequency, self._presence = (p.unsqueeze(1) for p in parameters)
         self._prompts = prompts

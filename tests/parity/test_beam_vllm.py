@@ -1,0 +1,83 @@
+"""The VLLM rules against vLLM's own offline search, on a model that is a hash of the token sequence.
+
+The engine's files are looked for under `build/parity` (``vllm-*.whl`` or ``vllm-*.tar.gz``) and in the paths that
+LOGITD_VLLM_SOURCES lists; version 0.33 or newer is compared with VLLM, up to 0.32 with VLLM_PROMPT_LENGTH. Without
+them the vectors that `record_vllm_vectors.py` wrote are replayed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from helpers.vllm_offline import VllmSearch
+from helpers.vllm_requests import VllmRequest
+from logitd.sampling.beam import FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+VECTORS = Path(__file__).parent / "vectors" / "beam_vllm.json"
+NUM_REQUESTS = 1_200
+PER_TEST = 60
+
+
+def find_sources() -> list[Path]:
+    """Where the engine's code lies."""
+    named = [Path(name) for name in os.environ.get("LOGITD_VLLM_SOURCES", "").split(os.pathsep) if name]
+    folder = ROOT / "build" / "parity"
+    return named + sorted([*folder.glob("vllm-*.whl"), *folder.glob("vllm-*.tar.gz")])
+
+
+SOURCES = find_sources()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Waking a second thread costs more than these small tensors do, many times more on a busy machine.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session", params=SOURCES, ids=[source.name for source in SOURCES])
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VllmSearch:
+    return VllmSearch(request.param, tmp_path_factory.mktemp("vllm"))
+
+
+@pytest.mark.parametrize("seed", range(NUM_REQUESTS // PER_TEST))
+def test_every_beam_is_the_engines(engine: VllmSearch, seed: int) -> None:
+    # The older version looks at one EOS id.
+    rule, max_eos = ("VLLM_PROMPT_LENGTH", 1) if engine.counts_prompt else ("VLLM", 3)
+    rng = random.Random(seed)
+    for _ in range(PER_TEST):
+        request = VllmRequest.draw(rng, max_eos=max_eos, with_ties=True)
+        result = request.run_rule(rule).results[0]
+        hypotheses, found = result.hypotheses, request.run_engine(engine)
+        if result.finish_reason is FinishReason.NO_CANDIDATE:
+            # The engine goes on to max_new_tokens with beams at -inf.
+            hypotheses = tuple(h for h in hypotheses if h.score > -math.inf)
+            found = [f for f in found if f.score > -math.inf]
+        assert [h.token_ids.tolist() for h in hypotheses] == [f.token_ids for f in found]
+        assert [h.score for h in hypotheses] == [f.score for f in found]
+        assert [h.running_sum for h in hypotheses] == [f.running_sum for f in found]
+        assert [h.token_log_probs.tolist() for h in hypotheses] == [f.token_log_probs for f in found]
+
+
+@pytest.mark.parametrize("rule", ["VLLM", "VLLM_PROMPT_LENGTH"])
+def test_recorded_beams_come_back(rule: str) -> None:
+    vectors = json.loads(VECTORS.read_text())[rule]
+    assert len(vectors) >= 100
+    for vector in vectors:
+        hypotheses = VllmRequest.from_json(vector["request"]).run_rule(rule).results[0].hypotheses
+        assert [h.token_ids.tolist() for h in hypotheses] == vector["token_ids"]
+        assert [h.score for h in hypotheses] == pytest.approx(vector["scores"], rel=1e-5)

@@ -1,0 +1,164 @@
+"""The hand-made way of a payload through the server against the way of the protobuf runtime, on any bytes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from google.protobuf.message import DecodeError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from logitd.service import frames
+from logitd.service.frames import Payload, append_payload, split_payload, view_tensor
+from logitd.v1 import service_pb2, types_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGITS, DATA = service_pb2.ApplyRequest.LOGITS_FIELD_NUMBER, types_pb2.Tensor.DATA_FIELD_NUMBER
+thorough = settings(
+    derandomize=True,
+    deadline=None,
+    max_examples=400,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.fixture(autouse=True)
+def every_message_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_SMALL_MESSAGE", 0)
+
+
+def varint(value: int) -> bytes:
+    return bytes([value & 0x7F | 0x80]) + varint(value >> 7) if value > 0x7F else bytes([value])
+
+
+def field(number: int, value: bytes) -> bytes:
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def tensors() -> st.SearchStrategy[bytes]:
+    """The fields of a Tensor in any order and number, some unknown."""
+    parts = st.one_of(
+        st.binary(max_size=40).map(lambda data: field(DATA, data)),
+        st.integers(0, 300).map(lambda number: b"\x08" + varint(number)),
+        st.lists(st.integers(0, 300), max_size=3).map(lambda shape: field(2, b"".join(map(varint, shape)))),
+        st.just(types_pb2.Tensor(shared_memory=types_pb2.SharedMemoryRef(region_id="r")).SerializeToString()),
+        st.binary(max_size=9).map(lambda data: field(5, data)),
+        st.binary(max_size=9).map(lambda data: field(99, data)),
+        st.just(b"\x4d1234"),  # fixed 32
+        st.just(b"\x4912345678"),  # fixed 64
+    )
+    return st.lists(parts, max_size=5).map(b"".join)
+
+
+def requests() -> st.SearchStrategy[bytes]:
+    """The fields of an ApplyRequest in any order and number, some unknown."""
+    targets = st.binary(max_size=20).map(lambda uid: field(1, service_pb2.StepTarget(uid=uid).SerializeToString()))
+    parts = st.one_of(tensors().map(lambda data: field(LOGITS, data)), targets, st.just(b"\x20\x07"), st.just(b"\x18\x02"))
+    return st.lists(parts, max_size=5).map(b"".join)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A request with some bytes changed, cut off or put in."""
+    data = bytearray(draw(requests()))
+    for _ in range(draw(st.integers(1, 3))):
+        place = draw(st.integers(0, len(data)))
+        data[place : place + draw(st.integers(0, 3))] = draw(st.binary(max_size=3))
+    return bytes(data)
+
+
+def parsed(data: bytes) -> service_pb2.ApplyRequest | None:
+    try:
+        return service_pb2.ApplyRequest.FromString(data)
+    except DecodeError:
+        return None
+
+
+@thorough
+@given(st.one_of(requests(), damaged(), st.binary(max_size=60)))
+def test_cut_message_and_payload_say_what_the_whole_says(data: bytes) -> None:
+    rest, payload = split_payload(data, (LOGITS, DATA))
+    whole, message = parsed(data), parsed(rest)
+    if payload is not None and message is not None and message.logits.HasField("data"):
+        assert message.logits.data == b""
+        message.logits.data = payload.owner[payload.start : payload.end]
+    assert message == whole
+
+
+@thorough
+@given(requests())
+def test_payload_of_a_usual_message_is_cut(data: bytes) -> None:
+    """One tensor with one payload is what every client sends: there the copy must not be made."""
+    whole = parsed(data)
+    assert whole is not None
+    is_usual = data.count(b"") and [number for number, _ in top_fields(data)].count(LOGITS) == 1
+    inner = [value for number, value in top_fields(data) if number == LOGITS]
+    is_usual = is_usual and [number for number, _ in top_fields(inner[0])].count(DATA) == 1
+    assert (split_payload(data, (LOGITS, DATA))[1] is not None) == is_usual
+
+
+def top_fields(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The fields of a message without groups."""
+    while data:
+        tag, data = read_varint(data)
+        if tag & 7 == 0:
+            _, data = read_varint(data)
+            yield tag >> 3, b""
+            continue
+        length, data = read_varint(data) if tag & 7 == 2 else ({1: 8, 5: 4}[tag & 7], data)
+        yield tag >> 3, data[:length]
+        data = data[length:]
+
+
+def read_varint(data: bytes) -> tuple[int, bytes]:
+    value, shift = 0, 0
+    while True:
+        byte, data = data[0], data[1:]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, data
+        shift += 7
+
+
+def test_walk_gives_up_on_a_message_of_very_many_fields() -> None:
+    """Two bytes a field: a message of the greatest size would keep the worker busy for a minute."""
+    many = b"\x20\x01" * 2000
+    assert split_payload(many + field(LOGITS, field(DATA, b"1234")), (LOGITS, DATA)) == (
+        many + field(LOGITS, field(DATA, b"1234")),
+        None,
+    )
+
+
+@thorough
+@given(st.binary(max_size=30), st.binary(min_size=4, max_size=300), st.integers(0, 20))
+def test_appended_payload_is_the_field_and_lies_aligned(uid: bytes, data: bytes, before: int) -> None:
+    head = service_pb2.ApplyResponse(revision=2**before, first_row=len(uid)).SerializeToString()
+    path = (
+        service_pb2.ApplyResponse.DENSE_FIELD_NUMBER,
+        service_pb2.DenseResult.LOGITS_FIELD_NUMBER,
+        DATA,
+    )
+    tensor_head = types_pb2.Tensor(data_type=1, shape=[1, len(data)]).SerializeToString()
+    source = Payload(uid + data, len(uid), len(uid) + len(data))
+    message, payload = append_payload(head, path, tensor_head, source)
+    assert payload.start % 8 == 0
+    response = service_pb2.ApplyResponse.FromString(message)
+    assert (response.revision, response.first_row) == (2**before, len(uid))
+    assert response.dense.logits.data == data == message[payload.start : payload.end]
+    assert list(response.dense.logits.shape) == [1, len(data)]
+    assert response.dense.logits.data_type == 1
+
+
+@pytest.mark.parametrize("offset", range(9))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_view_of_a_payload_has_its_items_wherever_it_lies(dtype: torch.dtype, offset: int) -> None:
+    values = torch.arange(6, dtype=torch.float32).to(dtype).view(2, 3)
+    items = values.view(torch.uint8).numpy().tobytes()
+    owner = b"x" * offset + items + b"y"
+    view = view_tensor(Payload(owner, offset, offset + len(items)), dtype, (2, 3))
+    assert torch.equal(view, values)
+    del owner
+    assert torch.equal(view, values)
