@@ -181,7 +181,9 @@ class _AsyncBatch(BatchSession):
         streams = list(self._streams.values())
         self._streams.clear()
         for stream in streams:
-            await stream.done_writing()
+            # A stream that broke has nothing to end.
+            with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                await stream.done_writing()
 
     async def delete(self) -> None:
         """As `PenaltyBatch.delete`."""

@@ -48,4 +48,4 @@ def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: in
         rule = f"must start with 0, never fall, and end with the number of tokens, {num_tokens}"
         raise ParameterError("row_splits", rule, splits.tolist())
     result: list[int] = lengths.tolist()
-    return result
+    return None if result.count(1) == num_rows else result

@@ -73,7 +73,7 @@ class Edits:
     @property
     def parts(self) -> Mapping[PenaltyName, NDArray[np.float32]]:
         """What each penalty that a row asks for has for each entry, float32 [N]."""
-        everything = Entries(self.rows, self.table, slice(None), slice(None))
+        everything = Entries(self.rows, self.table, slice(None), slice(None), self.table.row_lengths)
         return {name: penalty.part(everything) for name, penalty in self._required.items()}
 
     def apply_inplace(self, logits: torch.Tensor, first_row: int = 0) -> None:
@@ -120,12 +120,13 @@ class Edits:
 
     def _blocks(self, first_row: int, end_row: int, size: int) -> Iterator[Entries]:
         # Whole rows, as many as have `size` entries together and at least one.
-        splits = self.table.row_splits.tolist()
+        splits, lengths = self.table.row_splits.tolist(), self.table.row_lengths
         while first_row < end_row:
             start = splits[first_row]
             stop_row = max(first_row + 1, bisect_right(splits, start + size, first_row, end_row + 1) - 1)
-            if start < splits[stop_row]:
-                yield Entries(self.rows, self.table, slice(first_row, stop_row), slice(start, splits[stop_row]))
+            row_range, span = slice(first_row, stop_row), slice(start, splits[stop_row])
+            if span.start < span.stop:
+                yield Entries(self.rows, self.table, row_range, span, lengths[row_range])
             first_row = stop_row
 
     def _find_places(self, backend: LogitsBackend, keys: NDArray[np.int64], first_row: int) -> NDArray[np.int64]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
@@ -13,8 +12,7 @@ if TYPE_CHECKING:
     from logitd.sampling.token_table import TokenTable
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
+class Entries(NamedTuple):
     """All entries of some consecutive rows, n of them.
 
     Attributes
@@ -23,13 +21,16 @@ class Entries:
         Of the whole batch.
     row_range, span : slice
         The rows, and their entries in the table's columns.
+    row_lengths : int64
+        How many entries each of the rows has.
     """
 
     rows: RowParameters
     table: TokenTable
     row_range: slice
     span: slice
+    row_lengths: NDArray[np.int64]
 
     def spread(self, column: NDArray[np.float32]) -> NDArray[np.float32]:
         """A column over the batch's rows [R] as one over these entries [n]; a copy."""
-        return column[self.row_range].repeat(self.table.row_lengths[self.row_range])
+        return column[self.row_range].repeat(self.row_lengths)

@@ -14,7 +14,7 @@ from logitd.sampling.checks import check_integers, check_row_splits, check_token
 from logitd.sampling.edit_list import list_edits
 from logitd.sampling.edits import Edits
 from logitd.sampling.errors import ParameterError
-from logitd.sampling.history import History
+from logitd.sampling.history import Histories, History
 from logitd.sampling.parameters import PenaltyParameters
 from logitd.sampling.penalties import PENALTIES
 from logitd.sampling.penalties.frequency import extend_sums
@@ -62,7 +62,7 @@ class PenaltyOrchestrator:
         profile: Profile,
         rows: RowParameters,
         table: TokenTable,
-        histories: tuple[History, ...],
+        histories: Histories,
         output_lengths: NDArray[np.int64],
     ) -> None:
         self.profile = profile
@@ -111,11 +111,11 @@ class PenaltyOrchestrator:
     @property
     def num_bytes(self) -> int:
         """Bytes of the entries and the histories."""
-        return self._table.num_bytes + sum(history.num_bytes for history in self._histories)
+        return self._table.num_bytes + self._histories.num_bytes
 
     def output_token_ids(self, row: int) -> NDArray[np.int32]:
         """Int32 [length]: the output of one row; a copy."""
-        return self._histories[row].to_array()
+        return self._histories.to_array(row)
 
     def accumulate(
         self, token_ids: ArrayLike, row_splits: ArrayLike | None = None, *, rollback: ArrayLike | None = None
@@ -183,7 +183,7 @@ class PenaltyOrchestrator:
             self.profile,
             self._rows.gather(chosen),
             self._table.gather(chosen),
-            tuple(self._histories[row] for row in chosen.tolist()),
+            self._histories.gather(chosen.tolist()),
             self._output_lengths[chosen],
         )._release_unneeded()
 
@@ -196,7 +196,7 @@ class PenaltyOrchestrator:
             self.profile,
             self._rows.concatenate(other._rows),
             self._table.concatenate(other._table),
-            self._histories + other._histories,
+            self._histories.concatenate(other._histories),
             np.concatenate((self._output_lengths, other._output_lengths)),
         )
 
@@ -231,7 +231,7 @@ class PenaltyOrchestrator:
             has_sums=PENALTIES[PenaltyName.FREQUENCY].is_required(rows),
             has_prompt=_needs_prompt(profile, rows),
         )
-        histories = tuple(History() for _ in range(rows.num_rows))
+        histories = Histories(tuple(History() for _ in range(rows.num_rows)))
         return cls(profile, rows, table, histories, np.zeros(rows.num_rows, np.int64))
 
     def _count_prompts(self, prompts: list[NDArray[np.int32]]) -> PenaltyOrchestrator:
@@ -245,18 +245,12 @@ class PenaltyOrchestrator:
         return self._replace(self._add_occurrences(table, table.keys, np.zeros(len(table.keys), np.int32)))
 
     def _append(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> PenaltyOrchestrator:
-        ids = token_ids.tolist()
+        table = self._count_output(token_ids, lengths)
         if lengths is None:
-            histories = tuple([h.append(t) for h, t in zip(self._histories, ids, strict=True)])
-            return self._replace(self._count_output(token_ids, None), histories, self._output_lengths + 1)
-        stops = np.cumsum([0, *lengths]).tolist()
-        pieces = [ids[start:stop] for start, stop in pairwise(stops)]
-        histories = tuple(h.extend(piece) if piece else h for h, piece in zip(self._histories, pieces, strict=True))
-        return self._replace(
-            self._count_output(token_ids, lengths),
-            histories,
-            self._output_lengths + np.array(lengths, np.int64),
-        )
+            return self._replace(table, self._histories.append(token_ids), self._output_lengths + 1)
+        ids, stops = token_ids.tolist(), np.cumsum([0, *lengths]).tolist()
+        histories = self._histories.extend([ids[start:stop] for start, stop in pairwise(stops)])
+        return self._replace(table, histories, self._output_lengths + np.array(lengths, np.int64))
 
     def _count_output(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> TokenTable:
         counted = self._rows.counted
@@ -279,14 +273,14 @@ class PenaltyOrchestrator:
         return table
 
     def _drop(self, rollback: list[int]) -> PenaltyOrchestrator:
-        histories = tuple(h.drop_last(n) if n else h for h, n in zip(self._histories, rollback, strict=True))
+        histories = self._histories.drop_last(rollback)
         distinct, repeats = np.unique(self._dropped_keys(rollback), return_counts=True)
         table = self._remove_occurrences(distinct, repeats.astype(np.int32))
         return self._replace(table, histories, self._output_lengths - np.array(rollback, np.int64))
 
     def _dropped_keys(self, rollback: list[int]) -> NDArray[np.int64]:
         keys = [
-            self._histories[row].last(rollback[row]).astype(np.int64) + row * self.vocab_size
+            self._histories.last(row, rollback[row]).astype(np.int64) + row * self.vocab_size
             for row in self._rows.counted.tolist()
             if rollback[row]
         ]
@@ -311,7 +305,7 @@ class PenaltyOrchestrator:
     def _replace(
         self,
         table: TokenTable,
-        histories: tuple[History, ...] | None = None,
+        histories: Histories | None = None,
         output_lengths: NDArray[np.int64] | None = None,
     ) -> PenaltyOrchestrator:
         return PenaltyOrchestrator(

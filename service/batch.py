@@ -40,6 +40,13 @@ class Batch(ABC):
         return sum(sequence.reserved_bytes for sequence in self.sequences)
 
     @property
+    def state_bytes(self) -> int:
+        """Bytes of state now: the prompts, what was output, and the reply kept for a retry."""
+        prompts = sum(sequence.prompt_token_ids.nbytes for sequence in self.sequences)
+        reply = 0 if self.last_mutation is None else len(self.last_mutation.reply)
+        return prompts + reply + self.output_bytes
+
+    @property
     def max_rows(self) -> int:
         """Rows at most."""
         return sum(sequence.max_rows for sequence in self.sequences)
@@ -99,6 +106,11 @@ class Batch(ABC):
     @abstractmethod
     def num_rows(self) -> int:
         """The live rows."""
+
+    @property
+    @abstractmethod
+    def output_bytes(self) -> int:
+        """Bytes of what the steps have left behind."""
 
     @abstractmethod
     def row_layouts(self) -> Sequence[types_pb2.RowLayout]:

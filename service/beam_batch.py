@@ -8,6 +8,7 @@ import numpy as np
 
 from logitd.sampling import ParameterError, PenaltyOrchestrator, RowStart
 from logitd.sampling.beam import BeamSearch
+from logitd.sampling.beam.pool import hypotheses_of
 from logitd.service.batch import Batch
 from logitd.service.beam_messages import locate_error, read_request, write_request
 from logitd.service.codec import write_int32
@@ -18,7 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logitd.sampling.beam import RequestStart
+    from logitd.sampling.beam.rule import RequestState
     from logitd.service.creation import BatchPlan, SequencePlan
+
+# A tuple of four, with its token id and its log-probability.
+_LINK_BYTES = 144
 
 
 class BeamBatch(Batch):
@@ -47,6 +52,11 @@ class BeamBatch(Batch):
     @property
     def num_rows(self) -> int:
         return self.search.num_rows
+
+    @property
+    def output_bytes(self) -> int:
+        penalties = 0 if self.search.penalties is None else self.search.penalties.num_bytes
+        return penalties + sum(_count_bytes(request) for request in self.search.requests)
 
     def advance(self, search: BeamSearch, remaining: Sequence[int]) -> None:
         """Take the next search, and the sequences (by their place before) that go on in it."""
@@ -87,6 +97,14 @@ def write_layouts(sequences: Sequence[SequencePlan], search: BeamSearch) -> list
         )
         for index, sequence in enumerate(sequences)
     ]
+
+
+def _count_bytes(request: RequestState) -> int:
+    # Beams that share a prefix count it each: to walk the links would cost what they hold.
+    links = request.length * len(request.beams) * _LINK_BYTES
+    hypotheses = hypotheses_of(request.pool)
+    arrays = (array for h in hypotheses for array in (h.token_ids, h.parent_chain, h.token_log_probs))
+    return links + sum(array.nbytes for array in arrays if array is not None)
 
 
 def _validate_each(plan: BatchPlan, requests: Sequence[RequestStart]) -> None:

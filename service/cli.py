@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import signal
 import sys
 from typing import TYPE_CHECKING
 
 from logitd.service.config import ConfigError, ServerConfig, add_arguments, load_config
+from logitd.service.logs import set_up_logging
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +34,10 @@ that are idle, lets calls that run finish, and exits with 0. A second signal sto
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``logitd`` and return its exit status: 0, or 2 for settings that break a rule."""
     arguments = _make_parser().parse_args(argv)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
-        asyncio.run(_serve(load_config(arguments)))
+        config = load_config(arguments)
+        set_up_logging(config)
+        asyncio.run(_serve(config))
     except ConfigError as error:
         sys.stderr.write(f"logitd: {error}\n")
         return 2
@@ -44,19 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: ServerConfig) -> None:
+    # Before anything that takes a while: the first process of a container never gets a signal that it does not handle.
+    stop, hurry = asyncio.Event(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
+
     from logitd.service.server import LogitServer  # torch takes a second to load: not before the settings are right
 
-    stop = asyncio.Event()
-    server = LogitServer(config)
-
-    def end() -> None:
-        if stop.is_set():
-            server.hurry()
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, end)
-    async with server:
+    async with LogitServer(config, hurry):
         await stop.wait()
 
 

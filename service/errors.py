@@ -16,7 +16,8 @@ ServiceError
 │   └── TooManyRows       RESOURCE_EXHAUSTED   TOO_MANY_ROWS
 ├── RepliesNotRead        RESOURCE_EXHAUSTED   REPLIES_NOT_READ
 ├── Draining              UNAVAILABLE          DRAINING
-└── NotSupported          UNIMPLEMENTED        NOT_SUPPORTED
+├── NotSupported          UNIMPLEMENTED        NOT_SUPPORTED
+└── InternalFault         INTERNAL             INTERNAL
 """
 
 from __future__ import annotations
@@ -204,6 +205,16 @@ class NotSupported(ServiceError):
         super().__init__(f"{what} is not supported by this server; see GetCapabilities")
 
 
+class InternalFault(ServiceError):
+    """A fault of our own."""
+
+    code = grpc.StatusCode.INTERNAL
+    reason = "INTERNAL"
+
+    def __init__(self) -> None:
+        super().__init__("internal error; see the server's log")
+
+
 def to_status(error: ServiceError) -> status_pb2.Status:
     """The google.rpc.Status that carries the error and its details."""
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=ERROR_DOMAIN, metadata=error.metadata)
@@ -216,13 +227,6 @@ def to_status(error: ServiceError) -> status_pb2.Status:
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
     code: int = error.code.value[0]
     return status_pb2.Status(code=code, message=error.message, details=[_pack(detail) for detail in details])
-
-
-def internal_status() -> status_pb2.Status:
-    """What a caller learns of a fault of our own; the log has the rest."""
-    info = error_details_pb2.ErrorInfo(reason="INTERNAL", domain=ERROR_DOMAIN)
-    code: int = grpc.StatusCode.INTERNAL.value[0]
-    return status_pb2.Status(code=code, message="internal error; see the server's log", details=[_pack(info)])
 
 
 def _pack(detail: Message) -> any_pb2.Any:

@@ -7,34 +7,32 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_status import rpc_status
 
-from logitd.service.errors import Draining, RepliesNotRead, ServiceError, internal_status, to_status
+from logitd.service.calls import SERVICE_NAME, observed
+from logitd.service.errors import Draining, InternalFault, RepliesNotRead, ServiceError
 from logitd.service.inbox import Inbox
 from logitd.service.operations.table import STREAMS, UNARY
-from logitd.v1 import service_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Sequence
     from concurrent.futures import Executor
 
-    from google.rpc import status_pb2
-
+    from logitd.service.calls import Call, CallObserver
     from logitd.service.operations.context import OperationContext
     from logitd.service.operations.table import StepStream
 
 _LOG = logging.getLogger(__name__)
 
-SERVICE_NAME = service_pb2.DESCRIPTOR.services_by_name["LogitProcessorService"].full_name
-
 
 class Handlers:
     """The handlers of one server. Messages are read raw, so that garbage is INVALID_ARGUMENT and not UNKNOWN."""
 
-    def __init__(self, context: OperationContext, worker: Executor) -> None:
+    def __init__(self, context: OperationContext, worker: Executor, observers: Sequence[CallObserver] = ()) -> None:
         self._context = context
         self._worker = worker
+        self._observers = observers
         self._inboxes: set[Inbox] = set()
+        self._is_ending = False
 
     def generic_handler(self) -> grpc.GenericRpcHandler:
         """All RPCs of the service."""
@@ -46,64 +44,71 @@ class Handlers:
         return grpc.method_handlers_generic_handler(SERVICE_NAME, methods)
 
     def end_streams(self) -> None:
-        """End every stream when the messages that it has received are answered."""
+        """End every stream, and those that still come, when the messages that it has received are answered."""
+        self._is_ending = True
         for inbox in self._inboxes:
             inbox.end(Draining())
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of all streams that are read and not yet worked on; from any thread."""
+        return sum(inbox.queued_bytes for inbox in tuple(self._inboxes))
+
     def _unary(self, name: str, operation: Callable[[OperationContext, bytes], bytes]) -> Any:
-        async def handle(data: bytes, call: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-            return await self._run(name, call, operation, self._context, data)
+        async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            with observed(name, context, self._observers, is_stream=False) as call:
+                call.count_received(data)
+                reply = await self._run(call, operation, self._context, data)
+                call.count_sent(reply)
+                return reply
 
         return handle
 
     def _stream(self, name: str, open_stream: Callable[[OperationContext], StepStream]) -> Any:
-        async def handle(messages: AsyncIterator[bytes], call: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+        async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
             inbox = Inbox(self._context.config.max_queued_bytes)
+            if self._is_ending:
+                inbox.end(Draining())
             self._inboxes.add(inbox)
             reader = asyncio.create_task(inbox.fill(messages))
             try:
-                await self._serve_stream(name, open_stream(self._context), inbox, call)
+                with observed(name, context, self._observers, is_stream=True) as call:
+                    await self._serve_stream(call, open_stream(self._context), inbox)
             finally:
                 self._inboxes.discard(inbox)
                 reader.cancel()
 
         return handle
 
-    async def _serve_stream(
-        self, name: str, stream: StepStream, inbox: Inbox, call: grpc.aio.ServicerContext[bytes, bytes]
-    ) -> None:
-        while (data := await self._receive(inbox, call)) is not None:
-            await self._send(call, await self._run(name, call, stream.step, data))
+    async def _serve_stream(self, call: Call, stream: StepStream, inbox: Inbox) -> None:
+        while (data := await self._receive(call, inbox)) is not None:
+            call.count_received(data)
+            await self._send(call, await self._run(call, stream.step, data))
 
-    async def _receive(self, inbox: Inbox, call: grpc.aio.ServicerContext[bytes, bytes]) -> bytes | None:
+    async def _receive(self, call: Call, inbox: Inbox) -> bytes | None:
         try:
             return await inbox.get()
         except ServiceError as error:
-            await _abort(call, to_status(error))
-            raise AssertionError("abort returned") from error
+            status = call.conclude(error)
+        return await call.abort(status)
 
-    async def _send(self, call: grpc.aio.ServicerContext[bytes, bytes], reply: bytes) -> None:
+    async def _send(self, call: Call, reply: bytes) -> None:
         limit = self._context.config.reply_timeout_seconds
         try:
             async with asyncio.timeout(limit):
                 await call.write(reply)
+            return
         except TimeoutError:
-            await _abort(call, to_status(RepliesNotRead(limit)))
+            status = call.conclude(RepliesNotRead(limit))
+        await call.abort(status)
 
-    async def _run(
-        self, name: str, call: grpc.aio.ServicerContext[bytes, bytes], job: Callable[..., bytes], *arguments: Any
-    ) -> bytes:
+    async def _run(self, call: Call, job: Callable[..., bytes], *arguments: object) -> bytes:
         try:
             # A job that was begun is finished, whether or not its caller waits: it commits all or nothing.
-            return await asyncio.get_running_loop().run_in_executor(self._worker, job, *arguments)
+            return await asyncio.get_running_loop().run_in_executor(self._worker, call.work, job, *arguments)
         except ServiceError as error:
-            status = to_status(error)
+            status = call.conclude(error)
         except Exception:  # the boundary: whatever else escapes is a fault of ours, told as such
-            _LOG.exception("%s failed", name)
-            status = internal_status()
-        await _abort(call, status)
-        raise AssertionError("abort returned")
-
-
-async def _abort(call: grpc.aio.ServicerContext[bytes, bytes], status: status_pb2.Status) -> None:
-    await call.abort_with_status(rpc_status.to_status(status))
+            _LOG.exception("%s failed", call.record.method)
+            status = call.conclude(InternalFault())
+        return await call.abort(status)

@@ -58,6 +58,10 @@ class PenaltyBatch(Batch):
     def num_rows(self) -> int:
         return len(self.sequences)
 
+    @property
+    def output_bytes(self) -> int:
+        return self.state.num_bytes + sum(array.nbytes for change in self._changes for array in change)
+
     def compute_next(self, path: str, tokens: service_pb2.TokenUpdate) -> NextState:
         """The state after a token update, aside; raises `InvalidField`."""
         token_ids = read_int32(f"{path}.token_ids", tokens.token_ids)

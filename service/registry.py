@@ -35,6 +35,7 @@ class BatchRegistry:
         self._config = config
         self._clock = clock
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self.num_expired = 0
 
     def find_retry(self, plan: BatchPlan) -> Batch | None:
         """The batch that this same plan created, None if its id is free; raises `BatchExists`."""
@@ -48,6 +49,11 @@ class BatchRegistry:
             raise BatchExists
         self._touch(plan.batch_id)
         return entry.batch
+
+    @property
+    def batches(self) -> list[Batch]:
+        """The live batches, least recently used first."""
+        return [entry.batch for entry in self._entries.values()]
 
     @property
     def reserved_bytes(self) -> int:
@@ -100,6 +106,7 @@ class BatchRegistry:
             if entry.last_used >= oldest_allowed:
                 return
             self.remove(batch_id)
+            self.num_expired += 1
 
     def __len__(self) -> int:
         return len(self._entries)

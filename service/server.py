@@ -1,28 +1,34 @@
-"""A server: its sockets, its worker thread, its health, and its end."""
+"""A server: its listeners, its worker thread, and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import stat
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
 
-import grpc
 import torch
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from logitd.service.config import ConfigError
-from logitd.service.handlers import SERVICE_NAME, Handlers
+from logitd.service.call_log import CallLog
+from logitd.service.calls import SERVICE_NAME
+from logitd.service.handlers import Handlers
+from logitd.service.health import HealthService
+from logitd.service.metrics import CallMetrics, StateMetrics, make_registry
+from logitd.service.metrics_server import MetricsServer
 from logitd.service.operations.context import OperationContext
 from logitd.service.regions import RegionRegistry, clean_directory
 from logitd.service.regions.side_socket import SUFFIX, SideSocket
 from logitd.service.registry import BatchRegistry
+from logitd.service.sockets import claiming, listen_unix
+from logitd.service.state_size import StateSize, measure_state
+from logitd.service.sweep import sweep
+from logitd.service.tls import make_credentials
+from logitd.service.transport import make_grpc_server, open_port
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -30,8 +36,8 @@ if TYPE_CHECKING:
     from logitd.service.config import ServerConfig
 
 _LOG = logging.getLogger(__name__)
-_MAX_SOCKET_PATH = 107
-_SOCKET_MODE = 0o660
+# How long a scrape waits for its turn on the worker thread.
+_MEASURE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,60 +46,51 @@ class Endpoints:
 
     tcp_address: str = ""
     unix_socket: str = ""
+    health_address: str = ""
+    metrics_address: str = ""
 
 
 class LogitServer:
     """One server in this process and event loop; an asynchronous context manager.
 
-    All operations run on one worker thread, which keeps the state in order; the event loop only moves bytes.
+    All operations run on one worker thread, which keeps the state in order; the event loop only moves bytes. Once
+    `hurry` is set, `stop` neither lingers nor waits for calls.
     """
 
-    def __init__(self, config: ServerConfig) -> None:
+    def __init__(self, config: ServerConfig, hurry: asyncio.Event | None = None) -> None:
         self._config = config
         self.context = OperationContext(config, BatchRegistry(config), RegionRegistry(config))
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="logitd-cpu", initializer=self._prepare_worker)
-        self._health = health.aio.HealthServicer()
-        self._handlers = Handlers(self.context, self._worker)
-        self._is_hurried = asyncio.Event()
-        self._server = grpc.aio.server(options=_channel_options(config))
-        self._side_socket: SideSocket | None = None
+        self._health = HealthService()
+        self._metrics = CallMetrics() if config.metrics_listen else None
+        observers = [CallLog()] if self._metrics is None else [CallLog(), self._metrics]
+        self._handlers = Handlers(self.context, self._worker, observers)
+        self._hurry = asyncio.Event() if hurry is None else hurry
+        self._server = make_grpc_server(config)
+        self._resources = AsyncExitStack()
         self.endpoints = Endpoints()
 
     async def start(self) -> None:
-        """Listen and serve. Raises `ConfigError` if an address cannot be had."""
-        self._server.add_generic_rpc_handlers((self._handlers.generic_handler(),))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        if self._config.reflection:
-            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
-        if self._config.shared_memory_dir:
-            clean_directory(self._config.shared_memory_dir)
-        self.endpoints = self._bind()
-        await self._server.start()
-        if self.endpoints.unix_socket:
-            os.chmod(self.endpoints.unix_socket, _SOCKET_MODE)  # a single call before serving
-        if self._side_socket is not None:
-            self._side_socket.start()
-        for name in ("", SERVICE_NAME):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        _LOG.info("serving on %s", " and ".join(filter(None, (self.endpoints.tcp_address, self.endpoints.unix_socket))))
+        """Listen and serve. Raises `ConfigError` if a setting turns out wrong: an address, a certificate."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+        listeners = {name: place for name, place in asdict(self.endpoints).items() if place}
+        _LOG.info("serving", extra={"fields": listeners})
 
     async def stop(self) -> None:
         """Say that the server drains, linger, let what runs finish within the grace, and release everything."""
         self.context.is_draining = True
-        await self._health.enter_graceful_shutdown()
+        self._health.set_ready(False)
+        _LOG.info("draining", extra={"fields": {"linger_seconds": self._config.linger_seconds}})
         await self._linger()
         self._handlers.end_streams()
-        await self._server.stop(0 if self._is_hurried.is_set() else self._config.grace_seconds)
-        if self._side_socket is not None:
-            await self._side_socket.stop()
-        self._worker.shutdown()
-        if self.endpoints.unix_socket and os.path.exists(self.endpoints.unix_socket):  # noqa: ASYNC240
-            os.unlink(self.endpoints.unix_socket)
-
-    def hurry(self) -> None:
-        """Neither linger nor wait for calls: `stop` returns at once."""
-        self._is_hurried.set()
+        self._health.end_watches()
+        await self._finish_calls()
+        await self._resources.aclose()
+        _LOG.info("stopped")
 
     async def wait(self) -> None:
         """Return when the server has stopped."""
@@ -108,55 +105,84 @@ class LogitServer:
     ) -> None:
         await self.stop()
 
+    async def _start(self) -> None:
+        self._resources.callback(self._worker.shutdown, cancel_futures=True)
+        self._add_services()
+        if self._config.shared_memory_dir:
+            clean_directory(self._config.shared_memory_dir)
+        self.endpoints = Endpoints(
+            tcp_address=self._open_tcp(),
+            metrics_address=self._serve_metrics(),
+            health_address=await self._serve_health(),
+            unix_socket=self._open_unix_socket(),
+        )
+        await self._server.start()
+        sweeper = asyncio.create_task(sweep(self.context, self._worker))
+        self._resources.callback(sweeper.cancel)
+        self._health.set_ready(True)
+
+    def _add_services(self) -> None:
+        self._server.add_generic_rpc_handlers((self._handlers.generic_handler(),))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        if self._config.reflection:
+            names = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
+            reflection.enable_server_reflection(names, self._server)
+
+    def _open_tcp(self) -> str:
+        if not self._config.listen:
+            return ""
+        port = open_port(self._server, self._config.listen, make_credentials(self._config))
+        return _with_port(self._config.listen, port)
+
+    def _open_unix_socket(self) -> str:
+        path = self._config.unix_socket
+        if path:
+            with claiming(path, path + SUFFIX, mode=self._config.unix_socket_permissions):
+                open_port(self._server, f"unix:{path}")
+                side_socket = SideSocket(listen_unix(path + SUFFIX), self.context.regions, self._worker)
+            self._resources.push_async_callback(side_socket.stop)
+            side_socket.start()
+        return path
+
+    def _serve_metrics(self) -> str:
+        if self._metrics is None:
+            return ""
+        state = StateMetrics(self._config, self._measure, lambda: self._handlers.queued_bytes)
+        server = MetricsServer(self._config.metrics_listen, make_registry(self._metrics, state))
+        self._resources.callback(server.close)
+        return _with_port(self._config.metrics_listen, server.port)
+
+    async def _serve_health(self) -> str:
+        if not self._config.health_listen:
+            return ""
+        server = make_grpc_server(self._config)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        port = open_port(server, self._config.health_listen)
+        await server.start()
+        self._resources.push_async_callback(server.stop, None)
+        return _with_port(self._config.health_listen, port)
+
     async def _linger(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._config.linger_seconds):
-                await self._is_hurried.wait()
+                await self._hurry.wait()
 
-    def _bind(self) -> Endpoints:
-        tcp_address, path = "", self._config.unix_socket
-        if self._config.listen:
-            host, _, _ = self._config.listen.rpartition(":")
-            tcp_address = f"{host}:{self._add_port(self._config.listen)}"
-        if path:
-            _claim_socket_path(path)
-            _claim_socket_path(path + SUFFIX)
-            self._add_port(f"unix:{path}")
-            self._side_socket = SideSocket(path + SUFFIX, _SOCKET_MODE, self.context.regions, self._worker)
-        return Endpoints(tcp_address, path)
+    async def _finish_calls(self) -> None:
+        stopping = asyncio.create_task(self._server.stop(self._config.grace_seconds))
+        hurried = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({stopping, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        hurried.cancel()
+        if not stopping.done():
+            await self._server.stop(None)
+        await stopping
 
-    def _add_port(self, address: str) -> int:
-        try:
-            return self._server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ConfigError(f"the address must be free to listen on, got {address!r}: {error}") from error
+    def _measure(self) -> StateSize:
+        return self._worker.submit(measure_state, self.context).result(_MEASURE_SECONDS)
 
     def _prepare_worker(self) -> None:
         torch.set_num_threads(self._config.torch_threads)
         torch.set_grad_enabled(False)
 
 
-def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", config.max_message_bytes),
-        ("grpc.max_send_message_length", config.max_message_bytes),
-        # Two servers on one port would each take some of the connections, and some of the batches.
-        ("grpc.so_reuseport", 0),
-    ]
-
-
-def _claim_socket_path(path: str) -> None:
-    # gRPC would silently take a socket over; one that still answers belongs to another server.
-    if len(os.fsencode(path)) > _MAX_SOCKET_PATH:
-        raise ConfigError(f"unix_socket must be at most {_MAX_SOCKET_PATH} bytes, got {path!r}")
-    if not os.path.exists(path):
-        return
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise ConfigError(f"unix_socket must be free or a stale socket, got another file at {path!r}")
-    with socket.socket(socket.AF_UNIX) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-    raise ConfigError(f"unix_socket must not be served already, got {path!r}")
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"

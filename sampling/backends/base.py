@@ -54,8 +54,8 @@ class LogitsBackend(ABC):
         """Elementwise choice; neither side's NaN leaks into the other."""
 
     @abstractmethod
-    def minimum(self, left: Values, right: Values) -> Values:
-        """Elementwise smaller one; NaN where either is."""
+    def minimum_(self, left: Values, right: Values) -> Values:
+        """Elementwise the smaller one, NaN where either is; in the memory of `left`."""
 
     @abstractmethod
     def round(self, values: Values) -> torch.Tensor:

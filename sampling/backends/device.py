@@ -41,8 +41,8 @@ class DeviceLogits(LogitsBackend):
     def select(self, condition: Values, if_true: Values, if_false: Values) -> Values:
         return torch.where(condition, if_true, if_false)
 
-    def minimum(self, left: Values, right: Values) -> Values:
-        return torch.minimum(left, right)
+    def minimum_(self, left: Values, right: Values) -> Values:
+        return torch.minimum(left, right, out=left)
 
     def round(self, values: Values) -> torch.Tensor:
         tensor: torch.Tensor = values.to(self._flat.dtype)

@@ -52,8 +52,8 @@ class HostLogits(LogitsBackend):
         chosen ^= other
         return chosen.view(np.float32)
 
-    def minimum(self, left: Values, right: Values) -> Values:
-        return np.minimum(left, right)
+    def minimum_(self, left: Values, right: Values) -> Values:
+        return np.minimum(left, right, out=left)
 
     def round(self, values: Values) -> torch.Tensor:
         tensor = torch.from_numpy(values)

@@ -66,7 +66,7 @@ class HfRule(BeamRule):
 
     def step(self, state: RequestState, rows: RowLogProbs) -> Outcome:
         parameters, length = state.parameters, state.length + 1
-        found = joint_candidates(rows.values, _sums(state), num_candidates(parameters))
+        found = joint_candidates(rows, _sums(state), num_candidates(parameters))
         if not found.scores[0] < np.inf:
             raise LogitsError("must keep running sums below +inf in float32, penalties included", found.scores[0])
         if found.scores[0] == -np.inf:

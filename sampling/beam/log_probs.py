@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from logitd.sampling.beam.block_topk import block_maxima
 from logitd.sampling.beam.errors import LogitsError
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class RowLogProbs:
         What they were computed from.
     first_row : int
         Where these rows start among the step's rows, by which `overwritten` is numbered.
+    maxima : torch.Tensor or None, float32 [R, N]
+        The greatest of `values` in each block (`block_topk`), where they are of use.
     overwritten : Overwritten or None
         What penalties replaced in `values`.
     """
@@ -61,11 +64,15 @@ class RowLogProbs:
     values: torch.Tensor
     logits: torch.Tensor
     first_row: int = 0
+    maxima: torch.Tensor | None = None
     overwritten: Overwritten | None = None
 
     def part(self, first: int, last: int) -> RowLogProbs:
         """Rows [first, last)."""
-        return RowLogProbs(self.values[first:last], self.logits[first:last], self.first_row + first, self.overwritten)
+        maxima = None if self.maxima is None else self.maxima[first:last]
+        return RowLogProbs(
+            self.values[first:last], self.logits[first:last], self.first_row + first, maxima, self.overwritten
+        )
 
     def plain(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
         """Float32 [N]: log-probabilities without penalties at (rows, token_ids)."""
@@ -89,13 +96,13 @@ def penalise_log_probs(logits: torch.Tensor, penalties: PenaltyOrchestrator | No
     # logits: [R, V] float32
     values = _log_softmax(logits)
     if penalties is None:
-        return RowLogProbs(values, logits)
+        return RowLogProbs(values, logits, maxima=block_maxima(values))
     patch = penalties.compute_patch(values)
     places = _flat_places(patch, values.shape[1])
     flat, at = values.view(-1), torch.from_numpy(places).to(values.device)
     before = flat[at].cpu().numpy()
     flat[at] = patch.values.to(values.device)
-    return RowLogProbs(values, logits, overwritten=Overwritten(places, before))
+    return RowLogProbs(values, logits, maxima=block_maxima(values), overwritten=Overwritten(places, before))
 
 
 def penalise_logits(logits: torch.Tensor, penalties: PenaltyOrchestrator | None) -> RowLogProbs:
@@ -112,7 +119,8 @@ def penalise_logits(logits: torch.Tensor, penalties: PenaltyOrchestrator | None)
         logits = logits.clone(memory_format=torch.contiguous_format)
         places = torch.from_numpy(_flat_places(patch, logits.shape[1])).to(logits.device)
         logits.view(-1)[places] = patch.values.to(logits.device)
-    return RowLogProbs(_log_softmax(logits), logits)
+    values = _log_softmax(logits)
+    return RowLogProbs(values, logits, maxima=block_maxima(values))
 
 
 def _log_softmax(logits: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,7 @@ class VllmRule(BeamRule):
 
     def step(self, state: RequestState, rows: RowLogProbs) -> Outcome:
         parameters, length = state.parameters, state.length + 1
-        found = row_candidates(rows.values, rows.logits, 2 * parameters.width)
+        found = row_candidates(rows, 2 * parameters.width)
         candidates = _extend_all(state, found)
         if not any(beam.score > -math.inf for beam in candidates):
             return Outcome((), state.pool, FinishReason.NO_CANDIDATE)

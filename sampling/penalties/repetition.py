@@ -35,4 +35,4 @@ class Repetition(Penalty):
         if entries.rows.has_boosting_repetition:
             return backend.select(values > 0, divided, multiplied)
         # From 1 on the formula's choice is always the smaller one.
-        return backend.minimum(multiplied, divided)
+        return backend.minimum_(multiplied, divided)

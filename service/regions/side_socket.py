@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from logitd.service.errors import ServiceError
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
     from concurrent.futures import Executor
 
     from logitd.service.regions.registry import RegionRegistry
@@ -24,41 +25,34 @@ if TYPE_CHECKING:
 SUFFIX = ".memory"
 _GREETING = b"\x01"
 _MAX_DESCRIPTORS = 1
-_BACKLOG = 64
 
 
 class SideSocket:
     """Accepts connections and hands their descriptors to the registry, on the worker thread."""
 
-    def __init__(self, path: str, mode: int, registry: RegionRegistry, worker: Executor) -> None:
-        self._path = path
-        self._mode = mode
+    def __init__(self, listener: socket.socket, registry: RegionRegistry, worker: Executor) -> None:
+        self._listener = listener
         self._registry = registry
         self._worker = worker
         self._owners = itertools.count(1)
-        self._socket: socket.socket | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def start(self) -> None:
-        """Listen; the path is free."""
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        self._socket.bind(self._path)
-        os.chmod(self._path, self._mode)
-        self._socket.listen(_BACKLOG)
-        self._spawn(self._accept(self._socket))
+        """Take connections up."""
+        self._spawn(self._accept(self._listener))
 
     async def stop(self) -> None:
-        """Hang up on everybody."""
+        """Hang up on everybody and remove the socket."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._socket is not None:
-            self._socket.close()
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._path)
+        path = self._listener.getsockname()
+        self._listener.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
 
-    def _spawn(self, coroutine: object) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+    def _spawn(self, coroutine: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -92,7 +86,12 @@ async def _receive_descriptor(connection: socket.socket) -> int | None:
 async def _wait_readable(connection: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     readable: asyncio.Future[None] = loop.create_future()
-    loop.add_reader(connection, lambda: readable.done() or readable.set_result(None))
+
+    def wake() -> None:
+        if not readable.done():
+            readable.set_result(None)
+
+    loop.add_reader(connection, wake)
     try:
         await readable
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import queue
@@ -18,7 +19,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from logitd.client import AsyncClient, BeamBatch, Client, PenaltyBatch
+from logitd.client import AsyncClient, BeamBatch, Client, LogitdError, PenaltyBatch
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -188,11 +189,23 @@ class Server:
 
     def start(self) -> None:
         python = os.environ.get("LOGITD_SERVER_PYTHON", sys.executable)
-        command = [python, "-m", "logitd.service", "serve", "--listen", "", "--unix-socket", f"{self._folder}/socket"]
+        command = [python, "-m", "logitd.service", "serve", "--listen", "", "--linger-seconds", "0"]
+        command += ["--unix-socket", f"{self._folder}/socket"]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         with Client(self.target) as client:
-            client.wait_until_ready(60)
+            for _ in range(60):
+                with contextlib.suppress(LogitdError):
+                    client.wait_until_ready(1)
+                    return
+                if self._process.poll() is not None:
+                    break
+        self.kill()
+        pytest.fail(f"the server did not start:\n{self._log}")
+
+    @property
+    def _log(self) -> str:
+        return (self._folder / "log").read_text()
 
     def kill(self) -> None:
         self._process.kill()
@@ -200,7 +213,7 @@ class Server:
 
     def stop(self) -> None:
         self._process.terminate()
-        assert self._process.wait(30) == 0, (self._folder / "log").read_text()
+        assert self._process.wait(30) == 0, self._log
 
 
 @pytest.fixture(scope="session")

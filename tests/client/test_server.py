@@ -162,34 +162,6 @@ def test_a_lost_reply_is_asked_for_again_and_nothing_is_counted_twice(lossy, con
     run(scenario)
 
 
-@pytest.mark.parametrize(("chunk_bytes", "drop_in"), [(10**6, 1), (VOCAB * 4, 1), (VOCAB * 4, 2), (VOCAB * 4, 3)])
-def test_a_lost_beam_step_is_answered_as_it_would_have_been(lossy, server_target, connect, run, chunk_bytes, drop_in):
-    logits = [logits_of(1), logits_of(3, seed=1)]
-    searches = [Sequence(beam=Beam(3), max_new_tokens=5)]
-
-    async def scenario():
-        async with (
-            connect(lossy.target, chunk_bytes=chunk_bytes) as client,
-            await client.create_beam_batch(searches, vocab_size=VOCAB) as batch,
-        ):
-            await batch.beam_step(logits[0])
-            lossy.drop_in = drop_in
-            with pytest.raises(UnavailableError, match="the reply is lost"):
-                await batch.beam_step(logits[1])
-            retried = await batch.retry()
-            assert batch.revision == 2
-        async with (
-            connect(server_target) as client,
-            await client.create_beam_batch(searches, vocab_size=VOCAB) as batch,
-        ):
-            await batch.beam_step(logits[0])
-            whole = await batch.beam_step(logits[1])
-        assert np.array_equal(retried.token_ids, whole.token_ids)
-        assert np.array_equal(retried.scores, whole.scores)
-
-    run(scenario)
-
-
 def test_a_refused_step_changes_nothing_and_the_next_one_works(server_target, connect, run):
     async def scenario():
         async with (
@@ -294,52 +266,6 @@ def test_a_batch_is_rebuilt_from_its_full_view(server_target, connect, run):
     run(scenario)
 
 
-def test_a_beam_search_is_rebuilt_from_its_full_view(server_target, connect, run):
-    async def scenario():
-        async with connect(server_target) as client:
-            search = Sequence([1], REPEAT, 9, (0,), beam=Beam(3, return_token_log_probs=True))
-            steps = [logits_of(1), *(logits_of(3, seed=seed) for seed in (1, 2, 3))]
-            async with await client.create_beam_batch([search], vocab_size=VOCAB) as batch:
-                for logits in steps[:-1]:
-                    await batch.beam_step(logits)
-                info = await client.get_batch(batch.batch_id, full=True)
-                expected = await batch.beam_step(steps[-1])
-            async with await client.create_beam_batch(info.sequences, vocab_size=VOCAB) as rebuilt:
-                step = await rebuilt.beam_step(steps[-1])
-            assert np.array_equal(step.scores, expected.scores)
-            assert np.array_equal(step.token_ids, expected.token_ids)
-            assert len(expected.searches[0].token_log_probs) == 3
-
-    run(scenario)
-
-
-def test_beams_are_followed_to_their_end(server_target, connect, run):
-    async def scenario():
-        searches = [
-            Sequence(beam=Beam(2), max_new_tokens=2, sequence_id="short"),
-            Sequence(beam=Beam(3), max_new_tokens=4, sequence_id="long"),
-        ]
-        async with (
-            connect(server_target) as client,
-            await client.create_beam_batch(searches, vocab_size=VOCAB) as batch,
-        ):
-            assert [row.row_count for row in batch.rows] == [1, 1]
-            step = await batch.beam_step(logits_of(2))
-            assert [row.row_count for row in batch.rows] == [2, 3]
-            assert step.parent_rows.tolist() == [0, 0, 1, 1, 1]
-            step = await batch.beam_step(logits_of(5))
-            short, long = step.searches
-            assert (short.is_done, short.finish_reason, long.is_done) == (True, "LENGTH", False)
-            assert [len(hypothesis.token_ids) for hypothesis in short.hypotheses] == [2, 2]
-            assert [row.sequence_id for row in batch.rows] == ["long"]
-            assert (step.parent_rows >= 2).all()
-            step = await batch.beam_step(logits_of(3), finish=["long"])
-            assert step.is_done
-            assert step.searches[0].finish_reason == "REQUESTED"
-
-    run(scenario)
-
-
 def test_batches_are_listed_page_by_page(server_target):
     names = [f"listed-{index}" for index in range(5)]
 
@@ -360,15 +286,19 @@ def test_a_server_that_restarts_is_found_again_and_has_forgotten(own_server):
     async def scenario():
         with Client(own_server.target) as blocking:
             async with AsyncClient(own_server.target) as client:
-                first = blocking.create_batch(sequences(1), vocab_size=VOCAB)
-                second = await client.create_batch(sequences(1), vocab_size=VOCAB)
-                first.accumulate([1])
-                await second.accumulate([1])
+                first, idle = [blocking.create_batch(sequences(1), vocab_size=VOCAB) for _ in range(2)]
+                second, idle_too = [await client.create_batch(sequences(1), vocab_size=VOCAB) for _ in range(2)]
+                for batch in (first, idle):
+                    batch.accumulate([1])
+                for batch in (second, idle_too):
+                    await batch.accumulate([1])
                 own_server.kill()
                 with pytest.raises(UnavailableError):
                     first.accumulate([2])
                 with pytest.raises(UnavailableError):
                     await second.accumulate([2])
+                idle.close()
+                await idle_too.close()
                 own_server.start()
                 blocking.wait_until_ready(30)
                 with pytest.raises(BatchNotFoundError):

@@ -1,4 +1,4 @@
-"""A real server in this process: its event loop runs in a thread of its own, beside a caller that blocks."""
+"""Real servers in this process: their event loop runs in a thread of its own, beside a caller that blocks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,46 @@ if TYPE_CHECKING:
 _SECONDS = 30
 
 
+class _SharedLoop:
+    """One event loop for all servers, there as long as any of them: gRPC's poller is loud about a second one."""
+
+    def __init__(self) -> None:
+        self._users = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def used(self) -> Iterator[asyncio.AbstractEventLoop]:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="server-loop")
+            self._thread.start()
+        self._users += 1
+        try:
+            yield self._loop
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                self._close(self._loop)
+
+    def _close(self, loop: asyncio.AbstractEventLoop) -> None:
+        loop.call_soon_threadsafe(loop.stop)
+        assert self._thread is not None
+        self._thread.join()
+        loop.close()
+        self._loop = self._thread = None
+
+
+_LOOP = _SharedLoop()
+
+
 class LiveServer:
     """`server` serves until the end of the `with` block that made this; its address is for `grpc.insecure_channel`."""
 
-    def __init__(self, server: LogitServer, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, server: LogitServer, loop: asyncio.AbstractEventLoop, hurry: asyncio.Event) -> None:
         self.server = server
         self._loop = loop
+        self._hurry = hurry
 
     @property
     def address(self) -> str:
@@ -33,6 +67,10 @@ class LiveServer:
     def registry(self) -> BatchRegistry:
         return self.server.context.registry
 
+    def hurry(self) -> None:
+        """End a stop that lingers."""
+        self._loop.call_soon_threadsafe(self._hurry.set)
+
     def run(self, work: Coroutine[object, object, None]) -> None:
         """Run something in the server's own loop."""
         asyncio.run_coroutine_threadsafe(work, self._loop).result(_SECONDS)
@@ -40,25 +78,22 @@ class LiveServer:
 
 @contextmanager
 def serving(config: ServerConfig, clock: Callable[[], float] | None = None) -> Iterator[LiveServer]:
-    """A server that has started; with a `clock`, its batches age by that."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, name="server-loop")
-    thread.start()
-    try:
+    """A server that has started, and is stopped unless it was; with a `clock`, its batches age by that."""
+    with _LOOP.used() as loop:
         live = asyncio.run_coroutine_threadsafe(_start(config, clock, loop), loop).result(_SECONDS)
-        yield live
-        live.run(live.server.stop())
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        try:
+            yield live
+        finally:
+            if not live.server.context.is_draining:
+                live.run(live.server.stop())
 
 
 async def _start(
     config: ServerConfig, clock: Callable[[], float] | None, loop: asyncio.AbstractEventLoop
 ) -> LiveServer:
-    server = LogitServer(config)  # gRPC binds a server to the loop that it is made in
+    hurry = asyncio.Event()
+    server = LogitServer(config, hurry)  # gRPC binds a server to the loop that it is made in
     if clock is not None:
         server.context.registry = BatchRegistry(config, clock)
     await server.start()
-    return LiveServer(server, loop)
+    return LiveServer(server, loop, hurry)

@@ -25,10 +25,10 @@ class VllmRequest:
     length_penalty: float
 
     @classmethod
-    def draw(cls, rng: random.Random, *, max_eos: int, with_ties: bool) -> VllmRequest:
+    def draw(cls, rng: random.Random, *, max_eos: int, with_ties: bool, vocab_size: int | None = None) -> VllmRequest:
         """A random request; every axis has its edge values."""
         width = rng.randint(1, 8)
-        vocab_size = rng.choice([2 * width, 2 * width + 1, 32, 300, rng.randint(2 * width, 300)])
+        vocab_size = vocab_size or rng.choice([2 * width, 2 * width + 1, 32, 300, rng.randint(2 * width, 300)])
         eos = tuple(rng.randrange(vocab_size) for _ in range(rng.randint(0, max_eos)))
         model = StubModel(
             seed=rng.randrange(2**31),

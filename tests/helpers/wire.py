@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import torch
 from google.rpc import error_details_pb2
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
 from logitd.v1 import service_pb2, service_pb2_grpc, types_pb2
 
@@ -203,6 +204,17 @@ class Wire:
         finally:
             delete = service_pb2.DeleteBatchRequest(batch_id=batch.batch_id, allow_missing=True)
             self.call("DeleteBatch", delete)
+
+    def limits(self) -> service_pb2.Limits:
+        capabilities = self.call("GetCapabilities", service_pb2.GetCapabilitiesRequest())
+        return capabilities.limits
+
+    def reflected_services(self) -> list[str]:
+        """What gRPC reflection names, if it is served."""
+        stub = reflection_pb2_grpc.ServerReflectionStub(self.channel)
+        request = reflection_pb2.ServerReflectionRequest(list_services="")
+        reply = next(stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT))
+        return [service.name for service in reply.list_services_response.service]
 
     def share(self, data: bytes) -> str:
         """The id of a region of one page that starts with `data`; it lives until `close`."""

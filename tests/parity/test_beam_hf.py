@@ -176,8 +176,16 @@ def compare(configuration: Configuration, hypotheses: tuple[Hypothesis, ...], ou
 @pytest.mark.parametrize("seed", range(NUM_CONFIGURATIONS // PER_TEST))
 def test_every_beam_is_the_engines(seed: int) -> None:
     rng = random.Random(seed)
-    for _ in range(PER_TEST // BATCH_SIZE):
-        vocab_size = rng.choice([5, 6, 8, 17, 64, 300, rng.randint(5, 300)])
+    sizes = [rng.choice([5, 6, 8, 17, 64, 300, rng.randint(5, 300)]) for _ in range(PER_TEST // BATCH_SIZE)]
+    check(rng, sizes)
+
+
+def test_every_beam_is_the_engines_where_candidates_are_found_by_blocks() -> None:
+    check(random.Random(0), [8192, 8193, 9000, 8300] * 5)
+
+
+def check(rng: random.Random, vocab_sizes: list[int]) -> None:
+    for vocab_size in vocab_sizes:
         configurations = [draw(rng, vocab_size) for _ in range(BATCH_SIZE)]
         dtype = rng.choice([torch.float32, torch.float32, torch.bfloat16, torch.float16])
         decoder = search(configurations, dtype)

@@ -22,7 +22,7 @@ from helpers.vllm_requests import VllmRequest
 from logitd.sampling.beam import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 ROOT = Path(__file__).parents[2]
 VECTORS = Path(__file__).parent / "vectors" / "beam_vllm.json"
@@ -56,11 +56,18 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("seed", range(NUM_REQUESTS // PER_TEST))
 def test_every_beam_is_the_engines(engine: VllmSearch, seed: int) -> None:
+    check(engine, random.Random(seed), [None] * PER_TEST)
+
+
+def test_every_beam_is_the_engines_where_candidates_are_found_by_blocks(engine: VllmSearch) -> None:
+    check(engine, random.Random(0), [8192, 8193, 9000, 8300] * 8)
+
+
+def check(engine: VllmSearch, rng: random.Random, vocab_sizes: Sequence[int | None]) -> None:
     # The older version looks at one EOS id.
     rule, max_eos = ("VLLM_PROMPT_LENGTH", 1) if engine.counts_prompt else ("VLLM", 3)
-    rng = random.Random(seed)
-    for _ in range(PER_TEST):
-        request = VllmRequest.draw(rng, max_eos=max_eos, with_ties=True)
+    for vocab_size in vocab_sizes:
+        request = VllmRequest.draw(rng, max_eos=max_eos, with_ties=True, vocab_size=vocab_size)
         result = request.run_rule(rule).results[0]
         hypotheses, found = result.hypotheses, request.run_engine(engine)
         if result.finish_reason is FinishReason.NO_CANDIDATE:

@@ -122,6 +122,17 @@ def test_what_rounds_to_neutral_is_neutral(profile: str, parameters: PenaltyPara
     assert_same_bits(penalised(profile, parameters, logits), logits)
 
 
+@pytest.mark.parametrize("boost", [{"frequency_penalty": -0.5}, {"presence_penalty": -0.5}])
+def test_a_boost_of_nothing_is_a_product_and_turns_minus_zero_into_zero(
+    boost: dict[str, float], device: torch.device
+) -> None:
+    # The engine subtracts -0.5 * 0, which is -0, from ids that only the prompt has.
+    row = RowStart(PenaltyParameters(repetition_penalty=1.5, **boost), (0,))
+    logits = torch.tensor([[-0.0, -0.0]], device=device)
+    PenaltyOrchestrator.create("VLLM", 2, [row]).apply_inplace(logits)
+    assert_same_bits(logits.cpu(), torch.tensor([[0.0, -0.0]]))
+
+
 @every_profile
 def test_a_ban_wins_over_nan_and_infinity(profile: str, device: torch.device) -> None:
     parameters = PenaltyParameters(1.5, 0.5, 0.5, min_new_tokens=9, stop_token_ids=(0, 1))

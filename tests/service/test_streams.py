@@ -160,7 +160,7 @@ def test_ended_streams_leave_no_error_behind(
     wire: Wire, batch: OpenBatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Neither cancelled calls nor failed ones are faults of the server, and none of its tasks is left."""
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "logitd"), caplog.at_level(logging.WARNING, "asyncio"):
         for _ in range(5):
             conversation = wire.converse("Apply")
             conversation.ask(reading_request(batch))

@@ -1,0 +1,43 @@
+"""gRPC's servers and their ports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from logitd.service.config import ConfigError
+
+if TYPE_CHECKING:
+    from logitd.service.config import ServerConfig
+
+_MILLISECONDS = 1000
+
+
+def make_grpc_server(config: ServerConfig) -> grpc.aio.Server:
+    """A server with the configured limits; it has no ports yet."""
+    return grpc.aio.server(options=_channel_options(config))
+
+
+def open_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
+    """Listen at an address, with TLS if there are credentials; the port. Raises `ConfigError` if it cannot be had."""
+    try:
+        if credentials is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, credentials)
+    except RuntimeError as error:
+        raise ConfigError(f"the address must be free to listen on, got {address!r}: {error}") from error
+
+
+def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", config.max_message_bytes),
+        # Two servers on one port would each take some of the connections, and some of the batches.
+        ("grpc.so_reuseport", 0),
+        # Who is gone without a word is found out, and a decoder between two requests may keep its connection.
+        ("grpc.keepalive_time_ms", round(config.keepalive_seconds * _MILLISECONDS)),
+        ("grpc.keepalive_timeout_ms", round(config.keepalive_timeout_seconds * _MILLISECONDS)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(config.min_ping_interval_seconds * _MILLISECONDS)),
+    ]

@@ -1,0 +1,212 @@
+"""The command itself: what it prints, what it refuses, how it starts and how it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from helpers.live_server import serving
+from helpers.right_requests import PENALTY_LOGITS, penalty_creation
+from helpers.wire import SERVICE, Wire
+from logitd.service.config import ConfigError, ServerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+COMMAND = (sys.executable, "-m", "logitd.service")
+SECONDS = 30
+NO_SETTINGS = {name: value for name, value in os.environ.items() if not name.startswith("LOGITD_")}
+
+
+@contextmanager
+def running(*flags: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A server process that is gone at the end of the block; its log is read from stderr."""
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--linger-seconds", "0", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=NO_SETTINGS | environment,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=SECONDS)
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The command, to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments], capture_output=True, text=True, env=NO_SETTINGS | environment, timeout=SECONDS, check=False
+    )
+
+
+def wait_until_serving(process: subprocess.Popen[str]) -> str:
+    """The log line that says where it listens."""
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "serving on" in line:
+            return line.rstrip()
+    raise AssertionError("".join(lines))
+
+
+def health(address: str, service: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=SECONDS).status
+
+
+def try_one_batch(address: str) -> None:
+    wire = Wire(address)
+    with wire.opened(penalty_creation()) as batch:
+        batch.apply(PENALTY_LOGITS, 1, 1)
+        assert batch.outputs() == [[2, 2, 3, 1], [1]]
+    wire.close()
+
+
+def test_serves_on_tcp_and_on_a_socket_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    path = tmp_path / "logitd.sock"
+    with running("--listen", "127.0.0.1:0", "--unix-socket", str(path)) as process:
+        tcp, unix = wait_until_serving(process).partition("serving on ")[2].split(" and ")
+        assert unix == str(path)
+        assert path.stat().st_mode & 0o777 == 0o660
+        for address in (tcp, f"unix:{unix}"):
+            assert health(address, "") == health(address, SERVICE) == health_pb2.HealthCheckResponse.SERVING
+            try_one_batch(address)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_second_server_on_a_taken_socket_refuses_and_the_first_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "logitd.sock"
+    with running("--listen", "", "--unix-socket", str(path)) as process:
+        wait_until_serving(process)
+        second = run("serve", "--listen", "", "--unix-socket", str(path))
+        assert second.returncode == 2
+        assert second.stderr == f"logitd: unix_socket must not be served already, got '{path}'\n"
+        try_one_batch(f"unix:{path}")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(SECONDS) == 0
+
+
+def test_taken_port_is_refused() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        assert_refused(f"must be free to listen on, got '127.0.0.1:{taken.getsockname()[1]}'", listen=address_of(taken))
+
+
+def test_socket_of_a_killed_server_is_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "logitd.sock"
+    with running("--listen", "", "--unix-socket", str(path)) as process:
+        wait_until_serving(process)
+        process.kill()
+        process.wait(SECONDS)
+    assert path.is_socket()
+    with running("--listen", "", "--unix-socket", str(path)) as process:
+        wait_until_serving(process)
+        try_one_batch(f"unix:{path}")
+
+
+def test_file_that_is_no_socket_is_not_touched(tmp_path: Path) -> None:
+    path = tmp_path / "precious"
+    path.write_text("data")
+    assert_refused(f"unix_socket must be free or a stale socket, got another file at '{path}'", unix_socket=str(path))
+    assert path.read_text() == "data"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"listen": "nonsense"}, "the address must be free to listen on, got 'nonsense'"),
+        ({"unix_socket": "/no/such/folder/s"}, "the address must be free to listen on, got 'unix:/no/such/folder/s'"),
+        ({"unix_socket": "/" + "x" * 107}, "unix_socket must be at most 107 bytes, got '/xxx"),
+    ],
+)
+def test_address_that_cannot_be_had_is_refused(settings: dict[str, str], message: str) -> None:
+    assert_refused(message, **settings)
+
+
+def address_of(taken: socket.socket) -> str:
+    host, port = taken.getsockname()
+    return f"{host}:{port}"
+
+
+def assert_refused(message: str, **settings: str) -> None:
+    """A server of these settings does not start, in words."""
+    with pytest.raises(ConfigError, match=re.escape(message)), serving(ServerConfig(**({"listen": ""} | settings))):
+        pytest.fail("it serves")
+
+
+@pytest.mark.parametrize(
+    ("flags", "environment", "message"),
+    [
+        (["--max-batches", "0"], {}, "logitd: max_batches must be finite and > 0, got 0\n"),
+        ([], {"LOGITD_MAX_BATCHES": "many"}, "logitd: LOGITD_MAX_BATCHES must be a int, got 'many'\n"),
+        ([], {"LOGITD_REFLECTION": "maybe"}, "logitd: LOGITD_REFLECTION must be 1, 0, true or false, got 'maybe'\n"),
+        (["--listen", ""], {}, "logitd: listen or unix_socket must be set, got neither\n"),
+        (["--max-batches", "few"], {}, "argument --max-batches: invalid int value: 'few'\n"),
+        (["--no-such-flag"], {}, "unrecognized arguments: --no-such-flag\n"),
+    ],
+)
+def test_bad_settings_end_with_2_and_one_clear_message(
+    flags: list[str], environment: dict[str, str], message: str
+) -> None:
+    ended = run("serve", *flags, **environment)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert ended.stdout == ""
+
+
+def test_flag_wins_over_variable_and_variable_over_default(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    variables = {
+        "LOGITD_LISTEN": "",
+        "LOGITD_UNIX_SOCKET": str(path),
+        "LOGITD_MAX_BATCHES": "5",
+        "LOGITD_MAX_ROWS_PER_BATCH": "6",
+        "LOGITD_IDLE_TIMEOUT_SECONDS": "2.5",
+        "LOGITD_REFLECTION": "true",
+    }
+    with running("--max-batches", "7", **variables) as process:
+        wait_until_serving(process)
+        wire = Wire(f"unix:{path}")
+        limits = wire.limits()
+        assert (limits.max_batches, limits.max_rows_per_batch, limits.idle_timeout_seconds) == (7, 6, 2.5)
+        assert limits.max_vocab_size == ServerConfig(unix_socket="s").max_vocab_size
+        assert SERVICE in wire.reflected_services()
+        wire.close()
+
+
+def test_help_names_every_setting_and_its_variable() -> None:
+    for arguments in (["--help"], ["serve", "--help"]):
+        shown = run(*arguments)
+        assert shown.returncode == 0
+        assert shown.stderr == ""
+    words = shown.stdout.split()
+    for setting in fields(ServerConfig):
+        assert f"--{setting.name.replace('_', '-')}" in shown.stdout
+        assert any(f"LOGITD_{setting.name.upper()}" in word for word in words)
+        assert setting.metadata["help"].split()[0] in words
+
+
+def test_command_without_arguments_says_what_there_is() -> None:
+    ended = run()
+    assert ended.returncode == 2
+    assert "the following arguments are required: COMMAND" in ended.stderr
