@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from logitd.client._exceptions import ClientClosedError
+
 if TYPE_CHECKING:
     import grpc
 
@@ -18,6 +20,8 @@ CLEAN_UP_TIMEOUT = 5.0
 """Seconds for deleting a batch after a failure, when the server may well be the reason."""
 STARTING_PAUSE = 0.1
 """Seconds between two questions to a server that starts."""
+DEFAULT_RECOVER_TIMEOUT = 60.0
+"""Seconds for a server to come back: a container that restarts, and the imports of its process."""
 
 _ROUTE_KEY = "x-logitd-route"
 _MAX_ROUTE_LENGTH = 256
@@ -34,11 +38,15 @@ class ClientConfig:
     route: str | None
     max_message_bytes: int
     chunk_bytes: int
+    recover: bool
+    recover_timeout: float
 
     def __post_init__(self) -> None:
         for name, seconds in (("timeout", self.timeout), ("step_timeout", self.step_timeout)):
             if seconds is not None and not seconds > 0:
                 raise ValueError(f"{name} must be greater than 0 seconds or None, got {seconds}")
+        if not self.recover_timeout > 0:
+            raise ValueError(f"recover_timeout must be greater than 0 seconds, got {self.recover_timeout}")
         for name, size in (("max_message_bytes", self.max_message_bytes), ("chunk_bytes", self.chunk_bytes)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
@@ -76,6 +84,8 @@ class ClientBase:
         route: str | None = None,
         max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        recover: bool = True,
+        recover_timeout: float = DEFAULT_RECOVER_TIMEOUT,
     ) -> None:
         """Prepares a connection, which the first call makes.
 
@@ -93,10 +103,35 @@ class ClientBase:
             The greatest reply that is accepted.
         chunk_bytes
             Logits above this travel in several messages of consecutive rows.
+        recover
+            Whether steps outlive a server that goes away: they wait for it to come back, are sent again, and where it
+            has forgotten the batch it is rebuilt from its history. False: what fails raises, and `retry()` is yours.
+        recover_timeout
+            Seconds, counted from the first failure of a call, after which it raises all the same.
         """
-        self._config = ClientConfig(target, timeout, step_timeout, credentials, route, max_message_bytes, chunk_bytes)
+        self._config = ClientConfig(
+            target,
+            timeout,
+            step_timeout,
+            credentials,
+            route,
+            max_message_bytes,
+            chunk_bytes,
+            recover,
+            recover_timeout,
+        )
         self._is_closed = False
+        self._was_reached = False
         self._connect()
 
     def _connect(self) -> None:
         raise NotImplementedError
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ClientClosedError(f"the client of {self._config.target!r} is closed")
+
+    @property
+    def _expects_server(self) -> bool:
+        # A server that never answered may have another address; one that did is expected back.
+        return self._config.recover and self._was_reached

@@ -19,10 +19,12 @@
     │       └── StepTimeoutError        the client's own time limit of a step passed
     ├── ProtocolError                   a reply breaks the contract
     ├── ClientClosedError               the client was closed
+    ├── SharedLogitsClosedError         the shared logits were closed
     └── BatchStateError                 the batch object cannot do this now
-        ├── BatchClosedError            it was closed or deleted
+        ├── BatchClosedError            it was closed, deleted or merged into another
         ├── BatchBusyError              another step of it is under way
-        └── UnansweredStepError         a mutation was not answered yet: `retry()` it first
+        ├── UnansweredStepError         a mutation was not answered yet: `retry()` it first
+        └── RefillNeededError           an in-place Apply may have changed the shared logits: fill them again
 
 Arguments that can be seen to be wrong without the server raise ValueError or TypeError.
 """
@@ -192,12 +194,16 @@ class ClientClosedError(LogitdError):
     """The client was closed."""
 
 
+class SharedLogitsClosedError(LogitdError):
+    """The shared logits were closed."""
+
+
 class BatchStateError(LogitdError):
     """The batch object cannot do this now."""
 
 
 class BatchClosedError(BatchStateError):
-    """The batch object was closed or deleted."""
+    """The batch object was closed, deleted or merged into another."""
 
 
 class BatchBusyError(BatchStateError):
@@ -206,6 +212,13 @@ class BatchBusyError(BatchStateError):
 
 class UnansweredStepError(BatchStateError):
     """A mutation was not answered, so the batch's revision is unknown: call `retry()` first."""
+
+
+class RefillNeededError(BatchStateError):
+    """An in-place Apply was not answered, so nobody knows what its shared logits hold.
+
+    Fill them again; then, if it carried token ids, `retry(refilled=True)`, else just repeat the call.
+    """
 
 
 _REFUSALS = frozenset(

@@ -13,7 +13,6 @@ import torch
 from logitd.sampling.backends import open_logits
 from logitd.sampling.entries import Entries
 from logitd.sampling.penalties import PENALTIES
-from logitd.sampling.token_table import merge_sorted, token_ids_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -90,27 +89,24 @@ class Edits:
     def compute_patch(self, logits: torch.Tensor, first_row: int = 0) -> Patch:
         """What `apply_inplace` would write into `logits` [n, W >= vocab_size], which stay as they are."""
         backend, end_row = open_logits(logits), first_row + len(logits)
-        values = [logits.new_empty(0)]
+        edits, bans = self._with_entries_of_bans
+        pieces = [logits.new_empty(0)]
         with np.errstate(all="ignore"):
-            for entries in self._blocks(first_row, end_row, backend.block_size):
-                places = self._find_places(backend, self.keys[entries.span], first_row)
-                values.append(backend.round(self._penalise_(backend, backend.read(places), entries)))
-        return self._with_bans(torch.cat(values), first_row, end_row)
+            for entries in edits._blocks(first_row, end_row, backend.block_size):
+                places = self._find_places(backend, edits.keys[entries.span], first_row)
+                pieces.append(backend.round(edits._penalise_(backend, backend.read(places), entries)))
+        values, splits = torch.cat(pieces), edits.table.row_splits[first_row : end_row + 1]
+        start, stop = bans.searchsorted(splits[[0, -1]])
+        values[torch.from_numpy(bans[start:stop] - splits[0])] = _BANNED
+        return Patch(splits - splits[0], edits.table.token_ids(first_row, end_row), values)
 
-    def _with_bans(self, values: torch.Tensor, first_row: int, end_row: int) -> Patch:
-        # values: [n], new values of all entries of the rows
-        vocab_size, shift = self.table.vocab_size, first_row * self.table.vocab_size
-        splits = self.table.row_splits[first_row : end_row + 1]
-        keys, splits = self.keys[splits[0] : splits[-1]] - shift, splits - splits[0]
-        banned = self._bans_of(first_row, end_row)
-        if len(banned) == 0:
-            return Patch(splits, token_ids_of(keys, splits, vocab_size), values)
-        keys, old, new = merge_sorted(keys, banned - shift)
-        merged = values.new_empty(len(keys))
-        merged[old] = values
-        merged[new] = _BANNED
-        splits = keys.searchsorted(np.arange(end_row - first_row + 1) * vocab_size)
-        return Patch(splits, token_ids_of(keys, splits, vocab_size), merged)
+    @cached_property
+    def _with_entries_of_bans(self) -> tuple[Edits, NDArray[np.int64]]:
+        # The same edits with an entry for every banned id, whatever its value, and where in the table those stand.
+        if len(self.banned) == 0:
+            return self, self.banned
+        table, places = self.table.open_entries(self.banned)
+        return Edits(self.profile, self.rows, table, self.banned), places
 
     def _bans_of(self, first_row: int, end_row: int) -> NDArray[np.int64]:
         if len(self.banned) == 0:

@@ -84,9 +84,10 @@ class RowParameters:
         return bool((self.presence != 0).any())
 
     @cached_property
-    def has_bans(self) -> bool:
-        """Whether any row bans its stop set for a while."""
-        return any(len(stop_set) > 0 for stop_set in self.stop_token_ids)
+    def stop_sets(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Int64 [B], int64 [B]: the row and the token id of every ban there may be, ascending."""
+        rows = np.repeat(np.arange(self.num_rows), np.array([len(ids) for ids in self.stop_token_ids], np.int64))
+        return rows, np.concatenate((np.empty(0, np.int64), *self.stop_token_ids))
 
     def gather(self, rows: NDArray[np.int64]) -> RowParameters:
         """The columns of `rows`, in that order."""

@@ -96,7 +96,11 @@ class Call:
 
     async def write(self, reply: bytes) -> None:
         """Send a stream's reply."""
-        await self._context.write(reply)
+        try:
+            await self._context.write(reply)
+        except grpc.aio.BaseError as error:
+            # The caller is gone, and the handler about to be cancelled; gRPC would log the error as a fault of ours.
+            raise asyncio.CancelledError from error
         self.count_sent(reply)
 
     def conclude(self, error: ServiceError) -> grpc.Status:
@@ -129,12 +133,12 @@ def observed(
     began = time.perf_counter()
     try:
         yield Call(context, record, observers)
+        if context.time_remaining() == 0:  # the end that the caller saw
+            record.code = grpc.StatusCode.DEADLINE_EXCEEDED
     except asyncio.CancelledError:
         record.code = _code_of_cancellation(context)
         raise
-    except grpc.aio.BaseError:
-        if record.code is grpc.StatusCode.OK:  # not ended by `abort`: the caller is gone, and its call with it
-            record.code = grpc.StatusCode.CANCELLED
+    except grpc.aio.AbortError:
         raise
     except Exception:
         record.code = grpc.StatusCode.UNKNOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ async def _serve(config: ServerConfig) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, lambda: (hurry if stop.is_set() else stop).set())
 
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each failed handshake puts a line of gRPC's own into the log
     from logitd.service.server import LogitServer  # torch takes a second to load: not before the settings are right
 
     async with LogitServer(config, hurry):

@@ -84,6 +84,8 @@ class Handlers:
         while (data := await self._receive(call, inbox)) is not None:
             call.count_received(data)
             await self._send(call, await self._run(call, stream.step, data))
+        # A caller that is gone looks like one that half-closed until gRPC cancels this task, in the next turn.
+        await asyncio.sleep(0)
 
     async def _receive(self, call: Call, inbox: Inbox) -> bytes | None:
         try:

@@ -78,13 +78,16 @@ def take_blocks(values: torch.Tensor, rows: NDArray[np.int64], blocks: NDArray[n
     values : torch.Tensor, float32 [R, V], contiguous, on the host
     rows, blocks : int64 [...]
     """
-    width = values.shape[1]
-    columns = blocks[..., None] * BLOCK + np.arange(BLOCK)
-    places = rows[..., None] * width + columns
-    if width % BLOCK == 0:
-        return values.numpy().reshape(-1).take(places)
-    items = values.numpy().reshape(-1).take(places, mode="clip")
-    items[columns >= width] = -np.inf
+    num_items, width = values.numel(), values.shape[1]
+    starts = rows * width + blocks * BLOCK
+    inside = np.minimum(starts, num_items - BLOCK)
+    items: NDArray[np.float32] = values.view(-1).unfold(0, BLOCK, 1).numpy()[inside]
+    if width % BLOCK:
+        for place in np.argwhere(inside < starts):
+            # The last row's short block, which was read from too far ahead.
+            ahead = int(starts[*place] - inside[*place])
+            items[*place, :-ahead] = items[*place, ahead:]
+        items[blocks * BLOCK + BLOCK > width, width % BLOCK :] = -np.inf
     return items
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from logitd.sampling.rows import RowParameters
@@ -18,7 +17,8 @@ def find_banned(rows: RowParameters, output_lengths: NDArray[np.int64], vocab_si
     A banned logit is -inf. No penalty changes -inf, so the place of the ban in a profile's order cannot be seen in
     any result, and it is written last.
     """
-    short_rows = np.flatnonzero(output_lengths < rows.min_new_tokens).tolist() if rows.has_bans else []
-    if not short_rows:
-        return np.empty(0, np.int64)
-    return np.concatenate([rows.stop_token_ids[row] + row * vocab_size for row in short_rows])
+    ban_rows, token_ids = rows.stop_sets
+    if len(ban_rows) == 0:
+        return ban_rows
+    is_short = output_lengths < rows.min_new_tokens
+    return (ban_rows * vocab_size + token_ids)[is_short[ban_rows]]

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 class Contender(ABC):
-    """One side of a comparison."""
+    """One side of a comparison. What it prepares is not timed."""
 
-    @abstractmethod
-    def prepare(self) -> None:
-        """What goes before every run and is not timed."""
+    def prepare_round(self) -> None:  # noqa: B027
+        """What goes before the first of several runs, one after the other."""
+
+    def prepare(self) -> None:  # noqa: B027
+        """What goes before every run."""
 
     @abstractmethod
     def run(self) -> None:
@@ -41,7 +43,7 @@ class Effort:
     round_seconds: float
 
 
-FULL = Effort(min_rounds=5, seconds=1.0, round_seconds=0.02)
+FULL = Effort(min_rounds=5, seconds=1.0, round_seconds=0.05)
 QUICK = Effort(min_rounds=1, seconds=0.1, round_seconds=0.01)
 
 
@@ -107,6 +109,7 @@ def measure(
 
 def _run_round(contender: Contender, settings: Settings, clock: Callable[[], float]) -> list[float]:
     seconds: list[float] = []
+    contender.prepare_round()
     while sum(seconds) < settings.effort.round_seconds:
         contender.prepare()
         seconds.append(_time(contender.run, settings.device, clock))

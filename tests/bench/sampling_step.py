@@ -68,7 +68,7 @@ class Point:
     def measure(self, settings: Settings) -> Iterator[Row]:
         """Against both peers, in one run."""
         rng = np.random.default_rng(0)
-        logits = torch.from_numpy(rng.normal(0, 5, (self.num_rows, self.vocab_size)))
+        logits = 5 * torch.from_numpy(rng.standard_normal((self.num_rows, self.vocab_size), np.float32))
         logits = logits.to(settings.device, DTYPES[self.dtype])
         contenders: dict[str, Contender] = {}
         for way in WAYS:
@@ -93,10 +93,11 @@ class Point:
 
 
 class _Step(Contender):
+    # A round's steps follow each other on the same logits, as if each had left them new.
     def __init__(self, logits: torch.Tensor) -> None:
         self._logits, self.work = logits, logits.clone()
 
-    def prepare(self) -> None:
+    def prepare_round(self) -> None:
         self.work.copy_(self._logits)
 
 
@@ -151,7 +152,7 @@ def _open_state(profile: str, vocab_size: int, parameters: Parameters, histories
 
 def _check_equal(ours: OurStep, theirs: PeerStep) -> None:
     for step in (ours, theirs):
-        step.prepare()
+        step.prepare_round()
         step.run()
     # By value: dense addition turns -0 into +0 in columns that nobody touched.
     torch.testing.assert_close(ours.work, theirs.work, rtol=0, atol=0)

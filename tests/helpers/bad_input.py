@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.descriptor import Descriptor
     from google.protobuf.message import Message
+
     from helpers.wire import Failure
 
 # Fits into the smallest limit on metadata that peers have, with room for what proxies add.

@@ -110,6 +110,7 @@ def batches(
     vocab_size: int | None = None,
     dtype: torch.dtype | None = None,
     *,
+    min_rows: int = 1,
     max_rows: int = 4,
     moderate: bool = False,
 ) -> Batch:
@@ -118,7 +119,7 @@ def batches(
     vocab_size = vocab_size or draw(st.sampled_from(SMALL_VOCABULARIES))
     dtype = dtype or draw(st.sampled_from(DTYPES))
     pool = draw_pool(draw, vocab_size)
-    rows = [draw_row(draw, profile, pool, moderate=moderate) for _ in range(draw(st.integers(1, max_rows)))]
+    rows = [draw_row(draw, profile, pool, moderate=moderate) for _ in range(draw(st.integers(min_rows, max_rows)))]
     num_padding, padding = draw(_PADDINGS)
     logits = draw_logits(draw, len(rows), vocab_size + num_padding, dtype, pool, moderate=moderate)
     logits[:, vocab_size:] = padding

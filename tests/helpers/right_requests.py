@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from helpers.wire import OpenBatch, Wire, creation, ints, tensor, token_update
 from logitd.v1 import service_pb2, types_pb2
 from logitd.v1.types_pb2 import BeamParameters, PenaltyParameters, Sequence

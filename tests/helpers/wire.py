@@ -18,6 +18,7 @@ import torch
 from google.rpc import error_details_pb2
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from grpc_status import rpc_status
+
 from logitd.v1 import service_pb2, service_pb2_grpc, types_pb2
 
 if TYPE_CHECKING:

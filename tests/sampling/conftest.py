@@ -12,7 +12,7 @@ settings.register_profile(
     derandomize=True,
     deadline=None,
     print_blob=True,
-    max_examples=60,
+    max_examples=100,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("logitd")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from helpers.live_server import LiveServer, serving
 from helpers.wire import Wire
 from logitd.service.config import ServerConfig

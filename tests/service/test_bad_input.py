@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
 from helpers import right_requests
 from helpers.bad_creations import CREATIONS
 from helpers.bad_input import MOST_ERROR_BYTES, Bad, leaf_fields, leaf_of

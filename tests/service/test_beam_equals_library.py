@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
-from helpers.wire import Failed, OpenBatch, Wire, creation, ints, read_doubles, read_ints, tensor
-from helpers.wire_batches import penalties_of, profile_number
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from helpers.wire import Failed, OpenBatch, Wire, creation, ints, read_doubles, read_ints, tensor
+from helpers.wire_batches import penalties_of
 from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 from logitd.sampling.beam import BeamParameters, BeamSearch, EarlyStopping, RequestStart
 from logitd.v1 import service_pb2, types_pb2
@@ -119,7 +120,9 @@ def search_requests(draw: st.DrawFn, rule: str) -> Search:
         min_new_tokens=draw(st.integers(0, max_new_tokens)),
         stop_token_ids=eos_token_ids,
     )
-    return Search(parameters, draw(st.sampled_from((PenaltyParameters(stop_token_ids=eos_token_ids), asked))), (0, 1, 1))
+    return Search(
+        parameters, draw(st.sampled_from((PenaltyParameters(stop_token_ids=eos_token_ids), asked))), (0, 1, 1)
+    )
 
 
 @st.composite
@@ -245,7 +248,7 @@ def chunk_requests(
 
 
 @pytest.fixture
-def live(wire: Wire):  # noqa: ANN201
+def live(wire: Wire):
     search = Search(BeamParameters(width=3, max_new_tokens=5), PenaltyParameters(), ())
     batch = Searches("HF", (search, search), torch.float32, 0, 1, 0.01, 0.0)
     with wire.opened(batch.creation()) as live:
@@ -281,7 +284,9 @@ def test_overlapping_chunks_are_refused(wire: Wire, live: OpenBatch, first_row: 
     assert live.describe() == before
 
 
-@pytest.mark.parametrize("odd", [LOGITS[4:].half(), torch.nn.functional.pad(LOGITS[4:], (0, 1))], ids=["type", "columns"])
+@pytest.mark.parametrize(
+    "odd", [LOGITS[4:].half(), torch.nn.functional.pad(LOGITS[4:], (0, 1))], ids=["type", "columns"]
+)
 def test_chunks_of_another_type_or_width_are_refused(wire: Wire, live: OpenBatch, odd: torch.Tensor) -> None:
     first, second = chunk_requests(live, LOGITS, [(0, 4), (4, 2)])
     second.logits.CopyFrom(tensor(odd))

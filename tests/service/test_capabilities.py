@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+
 from helpers.right_requests import STEPS
 from helpers.wire import METHODS, SERVICE, Failed, Wire
 from logitd.sampling import PROFILES

@@ -8,9 +8,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 import torch
+
 from helpers import penalty_cases as cases
 from helpers.exact_penalties import penalise_exactly
-from helpers.wire import Failed, OpenBatch, Wire, creation, doubles, ints, patch, read_doubles, read_ints, tensor, token_update
+from helpers.wire import (
+    Failed,
+    OpenBatch,
+    Wire,
+    creation,
+    ints,
+    patch,
+    read_doubles,
+    read_ints,
+    tensor,
+    token_update,
+)
 from helpers.wire_batches import penalties_of, profile_number, sequence_of
 from logitd.sampling import PenaltyParameters, RowStart
 from logitd.v1 import service_pb2, types_pb2
@@ -65,9 +77,7 @@ def test_a_step_whose_tokens_were_streamed(wire: Wire, case: StepCase) -> None:
 
 @PROFILES
 def test_drafts_are_rolled_back(wire: Wire, profile: str) -> None:
-    with wire.opened(
-        creation(sequence("s", cases.DRAFTS_ROW), vocab_size=6, profile=profile_number(profile))
-    ) as batch:
+    with wire.opened(creation(sequence("s", cases.DRAFTS_ROW), vocab_size=6, profile=profile_number(profile))) as batch:
         for step in cases.DRAFTS:
             check_draft(batch, step, profile)
 

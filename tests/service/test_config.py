@@ -8,8 +8,24 @@ from math import inf, nan
 from typing import Any
 
 import pytest
+
 from logitd.service.config import ConfigError, ServerConfig, add_arguments, load_config
 
+# Two right values of the settings that take no number and not any text.
+VALUES = {
+    "listen": ("127.0.0.1:1", "[::1]:2"),
+    "unix_socket_mode": ("0600", "0666"),
+    "health_listen": ("127.0.0.1:1", "localhost:2"),
+    "metrics_listen": ("127.0.0.1:1", "localhost:2"),
+    "log_level": ("debug", "error"),
+    "log_format": ("text", "json"),
+}
+# What a setting cannot be without.
+COMPANIONS = {
+    "tls_certificate": {"LOGITD_TLS_KEY": "key"},
+    "tls_key": {"LOGITD_TLS_CERTIFICATE": "certificate"},
+    "tls_client_ca": {"LOGITD_TLS_CERTIFICATE": "certificate", "LOGITD_TLS_KEY": "key"},
+}
 NUMBERS = [setting for setting in fields(ServerConfig) if type(setting.default) in (int, float)]
 
 
@@ -46,10 +62,41 @@ def test_flag_wins_over_variable_wins_over_default(setting: Any) -> None:
         assert getattr(load(**{variable: "1"}), setting.name) is True
         assert getattr(load(f"--no-{flag[2:]}", **{variable: "true"}), setting.name) is False
         return
-    one, two = ("7000", "9000") if setting in NUMBERS else ("one", "two")
-    kind = type(setting.default)
-    assert getattr(load(**{variable: one}), setting.name) == kind(one)
-    assert getattr(load(flag, two, **{variable: one}), setting.name) == kind(two)
+    one, two = ("7000", "9000") if setting in NUMBERS else VALUES.get(setting.name, ("one", "two"))
+    kind, companions = type(setting.default), COMPANIONS.get(setting.name, {})
+    assert getattr(load(**{variable: one}, **companions), setting.name) == kind(one)
+    assert getattr(load(flag, two, **{variable: one}, **companions), setting.name) == kind(two)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"listen": ""}, "listen or unix_socket must be set, got neither"),
+        ({"listen": "localhost"}, "listen must be HOST:PORT, got 'localhost'"),
+        ({"listen": ":1"}, "listen must be HOST:PORT, got ':1'"),
+        ({"listen": "::1:1"}, "listen must be HOST:PORT, got '::1:1'"),
+        ({"listen": "localhost:65536"}, "listen must be HOST:PORT, got 'localhost:65536'"),
+        ({"listen": "localhost:-1"}, "listen must be HOST:PORT, got 'localhost:-1'"),
+        ({"metrics_listen": "x"}, "metrics_listen must be HOST:PORT, got 'x'"),
+        ({"health_listen": "x"}, "health_listen must be HOST:PORT, got 'x'"),
+        ({"unix_socket_mode": "rw"}, "unix_socket_mode must be octal permissions like 0660, got 'rw'"),
+        ({"unix_socket_mode": ""}, "unix_socket_mode must be octal permissions like 0660, got ''"),
+        ({"unix_socket_mode": "7777"}, "unix_socket_mode must be octal permissions like 0660, got '7777'"),
+        ({"tls_certificate": "c"}, "tls_certificate and tls_key must be set together, got one of them"),
+        ({"tls_key": "k"}, "tls_certificate and tls_key must be set together, got one of them"),
+        ({"tls_client_ca": "a"}, "tls_client_ca must come with tls_certificate, got it alone"),
+        (
+            {"listen": "", "unix_socket": "s", "tls_certificate": "c", "tls_key": "k"},
+            "tls_certificate must come with listen: only TCP has TLS, got none",
+        ),
+        ({"log_level": "loud"}, "log_level must be one of debug, info, warning, error, got 'loud'"),
+        ({"log_format": "xml"}, "log_format must be one of json, text, got 'xml'"),
+    ],
+)
+def test_setting_that_breaks_a_rule_is_refused_in_words(settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        ServerConfig(**settings)
+    assert str(caught.value) == message
 
 
 def test_default_of_new_tokens_is_within_their_limit() -> None:

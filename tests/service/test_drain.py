@@ -11,6 +11,7 @@ import grpc
 import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from helpers.live_server import LiveServer, serving
 from helpers.right_requests import STEPS, open_beam_batch, open_penalty_batch, penalty_creation
 from helpers.wire import SERVICE, TIMEOUT, Failed, Wire, creation, read_failure, tensor

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from helpers.penalty_strategies import DTYPES, PROFILES, Batch, batches
 from helpers.tensors import assert_same_bits
 from helpers.wire import OpenBatch, Wire, ints, patch, read_ints, read_items, read_tensor, tensor
 from helpers.wire_batches import creation_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -114,7 +115,9 @@ def test_replies_to_large_messages_are_the_librarys_bytes(wire: Wire, dtype: tor
 @quick
 @given(st.data())
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_chunks_of_any_rows_in_any_order_are_the_whole_step(wire: Wire, dtype: torch.dtype, data: st.DataObject) -> None:
+def test_chunks_of_any_rows_in_any_order_are_the_whole_step(
+    wire: Wire, dtype: torch.dtype, data: st.DataObject
+) -> None:
     """The tokens of all rows travel in the first message and are committed with it, once."""
     vocab_size = data.draw(st.sampled_from((2, 7, 2_003, LARGE_VOCABULARY)))
     batch = data.draw(batches(vocab_size=vocab_size, dtype=dtype, max_rows=6))
@@ -144,7 +147,9 @@ def test_chunks_of_a_step_that_broke_off_leave_the_next_revision(wire: Wire) -> 
     sequences = [types_pb2.Sequence(sequence_id=name) for name in "ab"]
     for sequence in sequences:
         sequence.penalties.presence_penalty = 1.0
-    with wire.opened(service_pb2.CreateBatchRequest(batch_id="broken", create_key=bytes(16), vocab_size=2, sequences=sequences)) as live:
+    with wire.opened(
+        service_pb2.CreateBatchRequest(batch_id="broken", create_key=bytes(16), vocab_size=2, sequences=sequences)
+    ) as live:
         conversation = wire.converse("Apply")
         update = Update([0, 1], [0, 1, 2], [0, 0])
         first = apply_request(live, logits[:1], types_pb2.APPLY_FORM_DENSE, update)

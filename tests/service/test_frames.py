@@ -9,6 +9,7 @@ import torch
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from logitd.service import frames
 from logitd.service.frames import Payload, append_payload, split_payload, view_tensor
 from logitd.v1 import service_pb2, types_pb2
@@ -56,7 +57,9 @@ def tensors() -> st.SearchStrategy[bytes]:
 def requests() -> st.SearchStrategy[bytes]:
     """The fields of an ApplyRequest in any order and number, some unknown."""
     targets = st.binary(max_size=20).map(lambda uid: field(1, service_pb2.StepTarget(uid=uid).SerializeToString()))
-    parts = st.one_of(tensors().map(lambda data: field(LOGITS, data)), targets, st.just(b"\x20\x07"), st.just(b"\x18\x02"))
+    parts = st.one_of(
+        tensors().map(lambda data: field(LOGITS, data)), targets, st.just(b"\x20\x07"), st.just(b"\x18\x02")
+    )
     return st.lists(parts, max_size=5).map(b"".join)
 
 

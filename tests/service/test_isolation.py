@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from helpers.right_requests import PENALTY_LOGITS, STEPS, follow, open_beam_batch, open_penalty_batch, penalty_creation
+
+from helpers.right_requests import PENALTY_LOGITS, STEPS, open_beam_batch, open_penalty_batch, penalty_creation
 from helpers.wire import Failed, OpenBatch, Wire, creation, doubles, ints, tensor, token_update
 from logitd.v1 import service_pb2
 from logitd.v1.types_pb2 import BeamParameters, BeamSearchState, LiveBeam, PenaltyParameters, Sequence

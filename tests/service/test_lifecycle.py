@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
 from helpers.live_server import serving
 from helpers.right_requests import (
     BEAM_LOGITS,
@@ -69,9 +70,7 @@ def test_reply_has_every_default_filled_in(wire: Wire) -> None:
     assert state.beam_rule == types_pb2.BEAM_RULE_UNSPECIFIED
     assert state.idle_timeout_seconds == 600
     assert [(row.sequence_id, row.first_row, row.row_count) for row in state.rows] == [("s", 0, 1)]
-    neutral = PenaltyParameters(
-        repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, min_new_tokens=0
-    )
+    neutral = PenaltyParameters(repetition_penalty=1.0, frequency_penalty=0.0, presence_penalty=0.0, min_new_tokens=0)
     assert list(state.sequences) == [Sequence(sequence_id="s", penalties=neutral, max_new_tokens=100)]
 
 
@@ -226,7 +225,9 @@ def test_beam_batch_is_rebuilt_from_its_replies(wire: Wire) -> None:
     state = batch.describe()
     for sequence in state.sequences:
         name = sequence.sequence_id
-        assert [read_ints(b.token_ids) for b in sequence.beams.live_beams] == [read_ints(b.token_ids) for b in beams[name]]
+        assert [read_ints(b.token_ids) for b in sequence.beams.live_beams] == [
+            read_ints(b.token_ids) for b in beams[name]
+        ]
         sequence.beams.CopyFrom(
             types_pb2.BeamSearchState(live_beams=beams[name], pool=pools[name], checkpoint=checkpoints[name])
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 import torch
+
 from helpers.live_server import serving
 from helpers.right_requests import PENALTY_LOGITS, beam_creation, penalty_creation
 from helpers.wire import TIMEOUT, Failed, Failure, Wire, creation, ints, read_tensor, tensor, token_update

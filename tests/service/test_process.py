@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from helpers.live_server import serving
 from helpers.right_requests import PENALTY_LOGITS, penalty_creation
 from helpers.wire import SERVICE, Wire
@@ -49,18 +52,27 @@ def running(*flags: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The command, to its end."""
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, text=True, env=NO_SETTINGS | environment, timeout=SECONDS, check=False
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        env=NO_SETTINGS | environment,
+        timeout=SECONDS,
+        check=False,
     )
 
 
-def wait_until_serving(process: subprocess.Popen[str]) -> str:
-    """The log line that says where it listens."""
+def wait_until_serving(process: subprocess.Popen[str]) -> dict[str, str]:
+    """What the log says when it serves: where it listens."""
     assert process.stderr is not None
+    killer = threading.Timer(SECONDS, process.kill)
+    killer.start()
     lines = []
     for line in process.stderr:
         lines.append(line)
-        if "serving on" in line:
-            return line.rstrip()
+        if line.startswith("{") and (event := json.loads(line))["event"] == "serving":
+            killer.cancel()
+            return event
+    killer.cancel()
     raise AssertionError("".join(lines))
 
 
@@ -81,10 +93,10 @@ def try_one_batch(address: str) -> None:
 def test_serves_on_tcp_and_on_a_socket_until_it_is_told_to_stop(tmp_path: Path) -> None:
     path = tmp_path / "logitd.sock"
     with running("--listen", "127.0.0.1:0", "--unix-socket", str(path)) as process:
-        tcp, unix = wait_until_serving(process).partition("serving on ")[2].split(" and ")
-        assert unix == str(path)
+        event = wait_until_serving(process)
+        assert event["unix_socket"] == str(path)
         assert path.stat().st_mode & 0o777 == 0o660
-        for address in (tcp, f"unix:{unix}"):
+        for address in (event["tcp_address"], f"unix:{path}"):
             assert health(address, "") == health(address, SERVICE) == health_pb2.HealthCheckResponse.SERVING
             try_one_batch(address)
         process.send_signal(signal.SIGTERM)
@@ -133,9 +145,9 @@ def test_file_that_is_no_socket_is_not_touched(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"listen": "nonsense"}, "the address must be free to listen on, got 'nonsense'"),
-        ({"unix_socket": "/no/such/folder/s"}, "the address must be free to listen on, got 'unix:/no/such/folder/s'"),
-        ({"unix_socket": "/" + "x" * 107}, "unix_socket must be at most 107 bytes, got '/xxx"),
+        ({"listen": "no-such-host.invalid:1"}, "must be free to listen on, got 'no-such-host.invalid:1'"),
+        ({"unix_socket": "/no/such/folder/s"}, "must be in a directory that can be read, got '/no/such/folder'"),
+        ({"unix_socket": "/" + "x" * 107}, "must be at most 107 bytes, with its suffix, got '/xxx"),
     ],
 )
 def test_address_that_cannot_be_had_is_refused(settings: dict[str, str], message: str) -> None:

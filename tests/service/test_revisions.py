@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+
 from helpers.right_requests import (
     BEAM_LOGITS,
     PENALTY_LOGITS,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
@@ -12,18 +11,17 @@ from typing import TYPE_CHECKING
 import grpc
 import pytest
 import torch
+
 from helpers.right_requests import (
     PENALTY_LOGITS,
     STEPS,
     accumulate_request,
     apply_request,
     follow,
-    open_beam_batch,
-    open_penalty_batch,
     penalty_creation,
     reading_request,
 )
-from helpers.wire import Failed, OpenBatch, Wire, creation, tensor, token_update
+from helpers.wire import Failed, OpenBatch, Wire, creation, token_update
 from logitd.v1 import service_pb2
 from logitd.v1.types_pb2 import PenaltyParameters, Sequence
 
@@ -156,9 +154,7 @@ def test_deadline_of_a_stream_leaves_the_batch_at_a_whole_revision(wire: Wire, b
     assert batch.outputs() == [[2, 2, 3, 1], [1]]
 
 
-def test_ended_streams_leave_no_error_behind(
-    wire: Wire, batch: OpenBatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ended_streams_leave_no_error_behind(wire: Wire, batch: OpenBatch, caplog: pytest.LogCaptureFixture) -> None:
     """Neither cancelled calls nor failed ones are faults of the server, and none of its tasks is left."""
     with caplog.at_level(logging.WARNING, "logitd"), caplog.at_level(logging.WARNING, "asyncio"):
         for _ in range(5):

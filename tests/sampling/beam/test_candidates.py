@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,9 @@ from logitd.sampling.beam.candidates import joint_candidates, row_candidates
 from logitd.sampling.beam.log_probs import RowLogProbs, penalise_log_probs, penalise_logits
 from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart
 from logitd.sampling.parameters import PenaltyParameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def rows_of(logits: torch.Tensor) -> RowLogProbs:
@@ -109,6 +114,16 @@ def test_row_candidates_are_each_rows_topk(rows: int, vocab_size: int, seed: int
         assert found.log_probs[:8] == values[row].tolist()
 
 
+@pytest.mark.parametrize("domain", [penalise_log_probs, penalise_logits])
+def test_strides_of_the_logits_do_not_matter_to_blocks(domain: Callable[..., RowLogProbs]) -> None:
+    penalties = PenaltyOrchestrator.create("HF", 8193, [RowStart(PenaltyParameters(1.5), (1, 2))] * 3)
+    wide = quantised(3, 9000, 0)
+    for logits in (wide[:, :8193], wide[:, :8193].t().contiguous().t()):
+        found, expected = domain(logits, penalties), domain(logits.clone().contiguous(), penalties)
+        assert row_candidates(found, 4) == row_candidates(expected, 4)
+        assert found.plain(np.arange(3), np.arange(3)).tolist() == expected.plain(np.arange(3), np.arange(3)).tolist()
+
+
 def test_short_rows_and_other_devices_have_no_blocks() -> None:
     assert rows_of(torch.zeros(2, 8191)).maxima is None
     assert rows_of(torch.zeros(0, 8192)).maxima is None
@@ -169,9 +184,22 @@ def test_plain_log_probs_are_those_before_the_penalties() -> None:
 
 
 @pytest.mark.parametrize("domain", [penalise_log_probs, penalise_logits])
-def test_penalties_leave_the_callers_logits_alone(domain: object) -> None:
+def test_penalties_leave_the_callers_logits_alone(domain: Callable[..., RowLogProbs]) -> None:
     penalties = PenaltyOrchestrator.create("HF", 6, [RowStart(PenaltyParameters(1.5), (1,))])
     logits = quantised(1, 8, 2)
     before = logits.clone()
-    domain(logits[:, :6], penalties)  # type: ignore[operator]
+    domain(logits[:, :6], penalties)
     assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("domain", [penalise_log_probs, penalise_logits])
+def test_maxima_are_of_what_is_summed(domain: Callable[..., RowLogProbs]) -> None:
+    boost = RowStart(PenaltyParameters(presence_penalty=-50.0), (), (9000,))
+    banned = RowStart(PenaltyParameters(min_new_tokens=1, stop_token_ids=(5,)))
+    logits = quantised(2, 9001, 3)
+    logits[1, 5] = 99.0
+    rows = domain(logits, PenaltyOrchestrator.create("HF", 9001, [boost, banned]))
+    assert rows.maxima is not None
+    blocks = rows.values.split(128, dim=1)
+    assert torch.equal(rows.maxima, torch.stack([block.amax(1) for block in blocks], dim=1))
+    assert rows.maxima[0].argmax() == 70

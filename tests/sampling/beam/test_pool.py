@@ -62,3 +62,20 @@ def test_hypotheses_that_differ_in_their_parents_alone_keep_their_places() -> No
     search = BeamSearch.start("HF", VOCAB_SIZE, [start])
     rebuilt = BeamSearch.start("HF", VOCAB_SIZE, [search.snapshot(0)]).snapshot(0)
     assert [h.parent_chain.tolist() for h in rebuilt.pool] == [[0, 1], [0, 0]]
+
+
+def test_hypotheses_that_differ_in_their_tokens_alone_keep_their_places() -> None:
+    pool = (finished(7, -1.0), finished(3, -1.0))
+    beams = tuple(LiveBeam(np.array([row, 1], np.int32), -1.5) for row in range(2))
+    search = BeamSearch.start("HF", VOCAB_SIZE, [RequestStart(BeamParameters(2, 9, eos_token_ids=(EOS,)), beams, pool)])
+    rebuilt = BeamSearch.start("HF", VOCAB_SIZE, [search.snapshot(0)]).snapshot(0)
+    assert [int(h.token_ids[0]) for h in rebuilt.pool] == [7, 3]
+
+
+def test_vllm_keeps_the_earlier_rows_of_equal_beams() -> None:
+    beams = tuple(LiveBeam(np.array([row, 1], np.int32), -3.0) for row in range(4))
+    search = BeamSearch.start("VLLM", VOCAB_SIZE, [RequestStart(BeamParameters(4, 9), beams)])
+    one_legal = torch.full((4, VOCAB_SIZE), -torch.inf)
+    one_legal[:, 2] = 0.0
+    _, step = search.step(one_legal)
+    assert step.parent_rows.tolist() == [0, 1, 2, 3]
