@@ -90,6 +90,18 @@ def doubles_from_bytes(data: bytes) -> npt.NDArray[np.float64]:
     return _view(data, np.dtype("<f8"))
 
 
+def floats_from_bytes(data: bytes) -> npt.NDArray[np.float32]:
+    """float32 items of the wire, read-only."""
+    return _view(data, np.dtype("<f4"))
+
+
+def check_row_splits(splits: npt.NDArray[np.int32], num_rows: int, num_entries: int) -> None:
+    """ProtocolError unless `splits` divide the entries of a reply among its rows."""
+    fits = len(splits) == num_rows + 1 and splits[0] == 0 and splits[-1] == num_entries
+    if not fits or np.any(splits[1:] < splits[:-1]):
+        raise ProtocolError(f"a reply has no row splits of {num_entries} entries over {num_rows} rows")
+
+
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """float32 values as the bits of bfloat16, rounded to nearest, ties to even.
 

@@ -46,7 +46,7 @@ def sequence_to_proto(sequence: types.Sequence, index: int) -> types_pb2.Sequenc
         eos_token_ids=_int_list(sequence.eos_token_ids, "eos_token_ids"),
         stop_token_ids=_int_list(sequence.stop_token_ids, "stop_token_ids"),
         beam=_beam_to_proto(sequence.beam),
-        beams=_search_state_to_proto(sequence.beams),
+        beams=search_state_to_proto(sequence.beams),
     )
 
 
@@ -62,7 +62,7 @@ def batch_from_proto(batch: types_pb2.Batch) -> types.BatchInfo:
         beam_rule=short_name(types_pb2.BeamRule, batch.beam_rule),
         allow_penalty_extension=batch.allow_penalty_extension,
         rows=rows_from_proto(batch.rows),
-        sequences=tuple(_sequence_from_proto(sequence) for sequence in batch.sequences),
+        sequences=tuple(sequence_from_proto(sequence) for sequence in batch.sequences),
         idle_timeout_seconds=batch.idle_timeout_seconds,
     )
 
@@ -144,7 +144,7 @@ def _beam_to_proto(beam: types.Beam | None) -> types_pb2.BeamParameters | None:
     )
 
 
-def _search_state_to_proto(state: types.BeamSearchState | None) -> types_pb2.BeamSearchState | None:
+def search_state_to_proto(state: types.BeamSearchState | None) -> types_pb2.BeamSearchState | None:
     if state is None:
         return None
     return types_pb2.BeamSearchState(
@@ -177,7 +177,7 @@ def _hypothesis_to_proto(hypothesis: types.Hypothesis) -> types_pb2.Hypothesis:
     )
 
 
-def _sequence_from_proto(sequence: types_pb2.Sequence) -> types.Sequence:
+def sequence_from_proto(sequence: types_pb2.Sequence) -> types.Sequence:
     return types.Sequence(
         prompt_token_ids=ids_from_bytes(sequence.prompt_token_ids),
         penalties=_penalties_from_proto(sequence),
@@ -186,7 +186,7 @@ def _sequence_from_proto(sequence: types_pb2.Sequence) -> types.Sequence:
         stop_token_ids=tuple(sequence.stop_token_ids),
         output_token_ids=ids_from_bytes(sequence.output_token_ids),
         beam=_beam_from_proto(sequence),
-        beams=_search_state_from_proto(sequence),
+        beams=search_state_from_proto(sequence),
         sequence_id=sequence.sequence_id,
     )
 
@@ -211,7 +211,7 @@ def _beam_from_proto(sequence: types_pb2.Sequence) -> types.Beam | None:
     )
 
 
-def _search_state_from_proto(sequence: types_pb2.Sequence) -> types.BeamSearchState | None:
+def search_state_from_proto(sequence: types_pb2.Sequence) -> types.BeamSearchState | None:
     if not sequence.HasField("beams"):
         return None
     return types.BeamSearchState(

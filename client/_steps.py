@@ -15,7 +15,7 @@ import numpy as np
 
 from logitd.client._arrays import ids_to_bytes
 from logitd.client._exceptions import ProtocolError
-from logitd.client._history import PenaltyHistory
+from logitd.client._penalty_history import PenaltyHistory
 from logitd.client._messages import Result, parse, random_id
 from logitd.v1 import service_pb2
 

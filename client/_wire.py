@@ -32,6 +32,11 @@ def with_tensor(message: bytes, field_number: int, array: npt.NDArray[Any]) -> b
     return b"".join((message, prefix, tensor, data_prefix, items.data))
 
 
+def with_field(message: bytes, field_number: int, value: bytes) -> bytes:
+    """A serialised message with the serialised message `value` added as its field `field_number`."""
+    return b"".join((message, _length_prefix(field_number, len(value)), value))
+
+
 @dataclass(slots=True)
 class DenseReply:
     """An ApplyResponse; `items` is None when its form is not dense."""

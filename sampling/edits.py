@@ -90,14 +90,16 @@ class Edits:
         """What `apply_inplace` would write into `logits` [n, W >= vocab_size], which stay as they are."""
         backend, end_row = open_logits(logits), first_row + len(logits)
         edits, bans = self._with_entries_of_bans
-        pieces = [logits.new_empty(0)]
+        pieces = []
         with np.errstate(all="ignore"):
             for entries in edits._blocks(first_row, end_row, backend.block_size):
                 places = self._find_places(backend, edits.keys[entries.span], first_row)
                 pieces.append(backend.round(edits._penalise_(backend, backend.read(places), entries)))
-        values, splits = torch.cat(pieces), edits.table.row_splits[first_row : end_row + 1]
-        start, stop = bans.searchsorted(splits[[0, -1]])
-        values[torch.from_numpy(bans[start:stop] - splits[0])] = _BANNED
+        values = pieces[0] if len(pieces) == 1 else torch.cat([logits.new_empty(0), *pieces])
+        splits = edits.table.row_splits[first_row : end_row + 1]
+        if len(bans):
+            start, stop = bans.searchsorted(splits[[0, -1]])
+            values[torch.from_numpy(bans[start:stop] - splits[0])] = _BANNED
         return Patch(splits - splits[0], edits.table.token_ids(first_row, end_row), values)
 
     @cached_property

@@ -82,38 +82,65 @@ def health(address: str, service: str) -> int:
         return stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=SECONDS).status
 
 
-def try_one_batch(address: str) -> None:
-    wire = Wire(address)
+def try_one_batch(wire: Wire) -> None:
     with wire.opened(penalty_creation()) as batch:
         batch.apply(PENALTY_LOGITS, 1, 1)
         assert batch.outputs() == [[2, 2, 3, 1], [1]]
-    wire.close()
 
 
 def test_serves_on_tcp_and_on_a_socket_until_it_is_told_to_stop(tmp_path: Path) -> None:
+    """Settings come from flags, then from variables, then from defaults."""
     path = tmp_path / "logitd.sock"
-    with running("--listen", "127.0.0.1:0", "--unix-socket", str(path)) as process:
+    variables = {
+        "LOGITD_UNIX_SOCKET": str(path),
+        "LOGITD_MAX_BATCHES": "5",
+        "LOGITD_IDLE_TIMEOUT_SECONDS": "2.5",
+        "LOGITD_REFLECTION": "true",
+    }
+    with running("--listen", "127.0.0.1:0", "--max-batches", "7", **variables) as process:
         event = wait_until_serving(process)
         assert event["unix_socket"] == str(path)
         assert path.stat().st_mode & 0o777 == 0o660
         for address in (event["tcp_address"], f"unix:{path}"):
             assert health(address, "") == health(address, SERVICE) == health_pb2.HealthCheckResponse.SERVING
-            try_one_batch(address)
+            check_settings(address)
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_second_server_on_a_taken_socket_refuses_and_the_first_goes_on(tmp_path: Path) -> None:
+def check_settings(address: str) -> None:
+    wire = Wire(address)
+    try_one_batch(wire)
+    limits = wire.limits()
+    assert (limits.max_batches, limits.idle_timeout_seconds) == (7, 2.5)
+    assert limits.max_vocab_size == ServerConfig().max_vocab_size
+    assert SERVICE in wire.reflected_services()
+    wire.close()
+
+
+def test_taken_socket_is_refused_and_that_of_a_killed_server_taken_over(tmp_path: Path) -> None:
     path = tmp_path / "logitd.sock"
-    with running("--listen", "", "--unix-socket", str(path)) as process:
-        wait_until_serving(process)
-        second = run("serve", "--listen", "", "--unix-socket", str(path))
+    flags = ("--listen", "", "--unix-socket", str(path))
+    with running(*flags) as first:
+        wait_until_serving(first)
+        second = run("serve", *flags)
         assert second.returncode == 2
         assert second.stderr == f"logitd: unix_socket must not be served already, got '{path}'\n"
-        try_one_batch(f"unix:{path}")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(SECONDS) == 0
+        wire = Wire(f"unix:{path}")
+        try_one_batch(wire)
+        wire.close()
+        first.kill()
+        first.wait(SECONDS)
+    assert path.is_socket()
+    with running(*flags) as third:
+        wait_until_serving(third)
+        wire = Wire(f"unix:{path}")
+        try_one_batch(wire)
+        wire.close()
+        third.send_signal(signal.SIGINT)
+        assert third.wait(SECONDS) == 0
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_taken_port_is_refused() -> None:
@@ -121,18 +148,6 @@ def test_taken_port_is_refused() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert_refused(f"must be free to listen on, got '127.0.0.1:{taken.getsockname()[1]}'", listen=address_of(taken))
-
-
-def test_socket_of_a_killed_server_is_taken_over(tmp_path: Path) -> None:
-    path = tmp_path / "logitd.sock"
-    with running("--listen", "", "--unix-socket", str(path)) as process:
-        wait_until_serving(process)
-        process.kill()
-        process.wait(SECONDS)
-    assert path.is_socket()
-    with running("--listen", "", "--unix-socket", str(path)) as process:
-        wait_until_serving(process)
-        try_one_batch(f"unix:{path}")
 
 
 def test_file_that_is_no_socket_is_not_touched(tmp_path: Path) -> None:
@@ -184,26 +199,6 @@ def test_bad_settings_end_with_2_and_one_clear_message(
     assert message in ended.stderr
     assert "Traceback" not in ended.stderr
     assert ended.stdout == ""
-
-
-def test_flag_wins_over_variable_and_variable_over_default(tmp_path: Path) -> None:
-    path = tmp_path / "s"
-    variables = {
-        "LOGITD_LISTEN": "",
-        "LOGITD_UNIX_SOCKET": str(path),
-        "LOGITD_MAX_BATCHES": "5",
-        "LOGITD_MAX_ROWS_PER_BATCH": "6",
-        "LOGITD_IDLE_TIMEOUT_SECONDS": "2.5",
-        "LOGITD_REFLECTION": "true",
-    }
-    with running("--max-batches", "7", **variables) as process:
-        wait_until_serving(process)
-        wire = Wire(f"unix:{path}")
-        limits = wire.limits()
-        assert (limits.max_batches, limits.max_rows_per_batch, limits.idle_timeout_seconds) == (7, 6, 2.5)
-        assert limits.max_vocab_size == ServerConfig(unix_socket="s").max_vocab_size
-        assert SERVICE in wire.reflected_services()
-        wire.close()
 
 
 def test_help_names_every_setting_and_its_variable() -> None:
