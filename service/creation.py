@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 # A row's state at its end, per token: key, count, sum, prompt mark, and the id in the history.
 _STATE_BYTES_PER_TOKEN = 24
-# A beam's tokens are links, of this size with what they hold (measured).
-_BEAM_BYTES_PER_TOKEN = 136
 # And in a beam batch, per output token: the link in its beam's chain, its place in the pool and in the stored reply.
 _BEAM_BYTES_PER_TOKEN = 200
 # What a sequence takes beside: its messages and objects, its stop ids as the message, the set and the bans have them.
