@@ -15,8 +15,10 @@
 
 from __future__ import annotations
 
-from logitd.client._aio import AsyncBeamBatch, AsyncClient, AsyncPenaltyBatch
+from logitd.client._aio import AsyncClient
+from logitd.client._aio_batch import AsyncBeamBatch, AsyncPenaltyBatch
 from logitd.client._arrays import from_bfloat16, to_bfloat16
+from logitd.client._edits import Edits, EditTable
 from logitd.client._exceptions import (
     AlreadyExistsError,
     BatchBusyError,
@@ -34,17 +36,21 @@ from logitd.client._exceptions import (
     NotFoundError,
     NotSupportedError,
     ProtocolError,
+    RefillNeededError,
     RegionNotFoundError,
     ResourceExhaustedError,
     RevisionMismatchError,
     RpcError,
+    SharedLogitsClosedError,
     StepTimeoutError,
     UidMismatchError,
     UnansweredStepError,
     UnavailableError,
     WrongBatchKindError,
 )
-from logitd.client._sync import BeamBatch, Client, PenaltyBatch
+from logitd.client._shared_logits import AsyncSharedLogits, SharedLogits
+from logitd.client._sync import Client
+from logitd.client._sync_batch import BeamBatch, PenaltyBatch
 from logitd.client._types import (
     BatchInfo,
     Beam,
@@ -70,6 +76,7 @@ __all__ = [
     "AsyncBeamBatch",
     "AsyncClient",
     "AsyncPenaltyBatch",
+    "AsyncSharedLogits",
     "BatchBusyError",
     "BatchClosedError",
     "BatchInfo",
@@ -86,6 +93,8 @@ __all__ = [
     "ClientClosedError",
     "DeadlineExceededError",
     "EarlyStopping",
+    "EditTable",
+    "Edits",
     "ErrorDetails",
     "FailedPreconditionError",
     "FieldViolation",
@@ -101,6 +110,7 @@ __all__ = [
     "PenaltyBatch",
     "Profile",
     "ProtocolError",
+    "RefillNeededError",
     "RegionNotFoundError",
     "ResourceExhaustedError",
     "RevisionMismatchError",
@@ -108,6 +118,8 @@ __all__ = [
     "RpcError",
     "SearchStep",
     "Sequence",
+    "SharedLogits",
+    "SharedLogitsClosedError",
     "SparsePatch",
     "StepTimeoutError",
     "UidMismatchError",

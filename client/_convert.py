@@ -46,7 +46,7 @@ def sequence_to_proto(sequence: types.Sequence, index: int) -> types_pb2.Sequenc
         eos_token_ids=_int_list(sequence.eos_token_ids, "eos_token_ids"),
         stop_token_ids=_int_list(sequence.stop_token_ids, "stop_token_ids"),
         beam=_beam_to_proto(sequence.beam),
-        beams=search_state_to_proto(sequence.beams),
+        beams=None if sequence.beams is None else search_state_to_proto(sequence.beams),
     )
 
 
@@ -144,9 +144,8 @@ def _beam_to_proto(beam: types.Beam | None) -> types_pb2.BeamParameters | None:
     )
 
 
-def search_state_to_proto(state: types.BeamSearchState | None) -> types_pb2.BeamSearchState | None:
-    if state is None:
-        return None
+def search_state_to_proto(state: types.BeamSearchState) -> types_pb2.BeamSearchState:
+    """A search under way, for CreateBatch."""
     return types_pb2.BeamSearchState(
         live_beams=[_live_beam_to_proto(beam) for beam in state.live_beams],
         pool=[_hypothesis_to_proto(hypothesis) for hypothesis in state.pool],
@@ -178,6 +177,7 @@ def _hypothesis_to_proto(hypothesis: types.Hypothesis) -> types_pb2.Hypothesis:
 
 
 def sequence_from_proto(sequence: types_pb2.Sequence) -> types.Sequence:
+    """A sequence of CreateBatch or GetBatch."""
     return types.Sequence(
         prompt_token_ids=ids_from_bytes(sequence.prompt_token_ids),
         penalties=_penalties_from_proto(sequence),
@@ -212,6 +212,7 @@ def _beam_from_proto(sequence: types_pb2.Sequence) -> types.Beam | None:
 
 
 def search_state_from_proto(sequence: types_pb2.Sequence) -> types.BeamSearchState | None:
+    """A sequence's search under way; None for a new one."""
     if not sequence.HasField("beams"):
         return None
     return types.BeamSearchState(

@@ -79,11 +79,12 @@ class BatchOptions:
     allow_penalty_extension: bool = False
 
 
-def create_batch(kind: str, sequences: AnySequence[types.Sequence], options: BatchOptions) -> Call[types.BatchInfo]:
-    """CreateBatch of the kind PENALTY or BEAM."""
-    batch_id = options.batch_id if options.batch_id is not None else random_batch_id()
-    request = service_pb2.CreateBatchRequest(
-        batch_id=batch_id,
+def create_request(
+    kind: str, sequences: AnySequence[types.Sequence], options: BatchOptions
+) -> service_pb2.CreateBatchRequest:
+    """The request for a batch of the kind PENALTY or BEAM."""
+    return service_pb2.CreateBatchRequest(
+        batch_id=options.batch_id if options.batch_id is not None else random_batch_id(),
         create_key=options.create_key or random_id(),
         vocab_size=options.vocab_size,
         profile=convert.full_name(types_pb2.PenaltyProfile, options.profile),
@@ -92,6 +93,11 @@ def create_batch(kind: str, sequences: AnySequence[types.Sequence], options: Bat
         beam_rule=convert.full_name(types_pb2.BeamRule, options.beam_rule),
         allow_penalty_extension=options.allow_penalty_extension,
     )
+
+
+def create_batch(request: service_pb2.CreateBatchRequest) -> Call[types.BatchInfo]:
+    """CreateBatch."""
+    batch_id, kind = request.batch_id, convert.short_name(types_pb2.BatchKind, request.kind)
     return Call("CreateBatch", request.SerializeToString(), batch_id, lambda reply: _created(reply, batch_id, kind))
 
 
@@ -114,13 +120,24 @@ def delete_batch(batch_id: str, uid: bytes | None, allow_missing: bool) -> Call[
     return Call("DeleteBatch", request.SerializeToString(), batch_id, _parse_deleted)
 
 
+def register_shared_memory(request: service_pb2.RegisterSharedMemoryRequest) -> Call[str]:
+    """RegisterSharedMemory; the region's id."""
+    return Call("RegisterSharedMemory", request.SerializeToString(), None, _parse_registered)
+
+
+def unregister_shared_memory(region_id: str) -> Call[None]:
+    """UnregisterSharedMemory."""
+    request = service_pb2.UnregisterSharedMemoryRequest(region_id=region_id)
+    return Call("UnregisterSharedMemory", request.SerializeToString(), None, _parse_unregistered)
+
+
 def get_capabilities() -> Call[types.Capabilities]:
     """GetCapabilities."""
     request = service_pb2.GetCapabilitiesRequest()
     return Call("GetCapabilities", request.SerializeToString(), None, _parse_capabilities)
 
 
-def _created(reply: bytes, batch_id: str, kind: str) -> types.BatchInfo:
+def _created(reply: bytes, batch_id: str, kind: str | None) -> types.BatchInfo:
     batch = convert.batch_from_proto(parse(service_pb2.CreateBatchResponse, reply).batch)
     if batch.batch_id != batch_id or batch.kind != kind:
         wanted = f"the {kind} batch {batch_id!r}"
@@ -141,6 +158,14 @@ def _parse_page(reply: bytes) -> BatchPage:
 
 def _parse_deleted(reply: bytes) -> None:
     parse(service_pb2.DeleteBatchResponse, reply)
+
+
+def _parse_registered(reply: bytes) -> str:
+    return parse(service_pb2.RegisterSharedMemoryResponse, reply).region_id
+
+
+def _parse_unregistered(reply: bytes) -> None:
+    parse(service_pb2.UnregisterSharedMemoryResponse, reply)
 
 
 def _parse_capabilities(reply: bytes) -> types.Capabilities:

@@ -15,8 +15,8 @@ import numpy as np
 
 from logitd.client._arrays import ids_to_bytes
 from logitd.client._exceptions import ProtocolError
-from logitd.client._penalty_history import PenaltyHistory
 from logitd.client._messages import Result, parse, random_id
+from logitd.client._penalty_history import PenaltyHistory
 from logitd.v1 import service_pb2
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ class AccumulateStep(Step[None]):
 def token_update(token_ids: StepTokens, rollback: TokenIds | None) -> service_pb2.TokenUpdate:
     """One id a sequence from a flat list, any number a sequence from a list of lists."""
     rollback_counts = b"" if rollback is None else ids_to_bytes(rollback, "rollback")
-    if not len(token_ids) or isinstance(token_ids[0], (int, np.integer)):
+    if _is_flat(token_ids):
         flat: Any = token_ids
         return service_pb2.TokenUpdate(rollback_counts=rollback_counts, token_ids=ids_to_bytes(flat))
     ragged: Any = token_ids
@@ -193,3 +193,13 @@ def record_tokens(history: History[Any], tokens: service_pb2.TokenUpdate) -> Non
     """Writes a token update into the history of a penalty batch."""
     assert isinstance(history, PenaltyHistory)
     history.count(tokens)
+
+
+def most_tokens(token_ids: StepTokens) -> int:
+    """How many of them one sequence gets at most."""
+    ragged: Any = token_ids
+    return 1 if _is_flat(token_ids) else max(map(len, ragged))
+
+
+def _is_flat(token_ids: StepTokens) -> bool:
+    return not len(token_ids) or isinstance(token_ids[0], (int, np.integer))

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import queue
 import time
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import grpc
 
 from logitd.client import _config as config
 from logitd.client import _messages as messages
-from logitd.client._exceptions import (
-    ClientClosedError,
-    LogitdError,
-    NotFoundError,
-    ProtocolError,
-    UnavailableError,
-    from_grpc_error,
-    step_timeout,
-)
-from logitd.client._session import BatchSession
-from logitd.client._steps import AccumulateStep, BeamSearchStep, DenseStep, SparseStep, Step
+from logitd.client._beam_history import BeamHistory
+from logitd.client._exceptions import UnavailableError, from_grpc_error
+from logitd.client._penalty_history import PenaltyHistory
+from logitd.client._shared import open_shared_file
+from logitd.client._shared_logits import SharedLogits
+from logitd.client._sync_batch import BeamBatch, PenaltyBatch
 from logitd.client._watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -30,13 +24,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from logitd.client import _types as types
-    from logitd.client._arrays import TokenIds
-    from logitd.client._steps import StepTokens
+    from logitd.client._shared import SharedMemory
 
 Result = TypeVar("Result")
-
-_MESSAGES_AHEAD = 3
-"""Chunks that go out before the oldest of them is answered: both sides stay busy, and memory bounded."""
 
 
 class Client(config.ClientBase):
@@ -100,7 +90,9 @@ class Client(config.ClientBase):
             The server has no room.
         """
         options = messages.BatchOptions(vocab_size, profile, batch_id, create_key)
-        return PenaltyBatch(self, self._call(messages.create_batch("PENALTY", sequences, options)))
+        request = messages.create_request("PENALTY", sequences, options)
+        info = self._ask(messages.create_batch(request))
+        return PenaltyBatch(self, info, PenaltyHistory.of(request, info))
 
     def create_beam_batch(
         self,
@@ -138,18 +130,67 @@ class Client(config.ClientBase):
             The server has no room.
         """
         options = messages.BatchOptions(vocab_size, profile, batch_id, create_key, beam_rule, allow_penalty_extension)
-        return BeamBatch(self, self._call(messages.create_batch("BEAM", sequences, options)))
+        request = messages.create_request("BEAM", sequences, options)
+        info = self._ask(messages.create_batch(request))
+        return BeamBatch(self, info, BeamHistory.of(request, info))
+
+    def shared_logits(
+        self,
+        rows: int,
+        columns: int,
+        dtype: npt.DTypeLike = "float32",
+        *,
+        side_socket: str | None = None,
+        shared_memory_dir: str | None = None,
+        file_name: str | None = None,
+    ) -> SharedLogits:
+        """Logits [rows, columns] in memory that a server on this machine shares, zero at first. A context manager.
+
+        By default in a sealed memory file, which is handed over through the side socket of the server's Unix socket.
+
+        Parameters
+        ----------
+        rows, columns
+            At least as many as the batches have that use them, and one of their steps at a time.
+        dtype
+            float32, float16, or uint16 for the bits of bfloat16.
+        side_socket
+            Where the server takes descriptors; None: the target's path with ".memory" behind it.
+        shared_memory_dir
+            The directory of the server's `--shared-memory-dir`, as this process sees it: the logits lie in a new file
+            there, which both may write. For a server that cannot be reached over a Unix socket.
+        file_name
+            The file's name, "logitd-" and anything; None: a random one.
+
+        Raises
+        ------
+        UnavailableError
+            There is no server, or no side socket.
+        NotSupportedError
+            The server takes no named files.
+        ResourceExhaustedError
+            The server has no room.
+        """
+        options = {"side_socket": side_socket, "directory": shared_memory_dir, "file_name": file_name}
+        file = open_shared_file((rows, columns), dtype, self._config.target, **options)
+        shared = SharedLogits(self, (rows, columns), dtype, file)
+        try:
+            self._register(shared)
+        except BaseException:
+            shared.release()
+            raise
+        return shared
 
     def get_batch(self, batch_id: str, *, uid: bytes | None = None, full: bool = False) -> types.BatchInfo:
         """Describes a batch; `full` adds token ids and beams, all that a rebuild needs."""
-        return self._call(messages.get_batch(batch_id, uid, full))
+        return self._ask(messages.get_batch(batch_id, uid, full))
 
     def list_batches(self, *, page_size: int | None = None) -> abc.Iterator[types.BatchInfo]:
         """All live batches by id, fetched a page at a time, without their sequences."""
-        page = self._call(messages.list_batches(page_size, ""))
+        page = self._ask(messages.list_batches(page_size, ""))
         yield from page.batches
         while page.next_page_token:
-            page = self._call(messages.list_batches(page_size, page.next_page_token))
+            page = self._ask(messages.list_batches(page_size, page.next_page_token))
             yield from page.batches
 
     def delete_batch(self, batch_id: str, *, uid: bytes | None = None, allow_missing: bool = False) -> None:
@@ -158,7 +199,7 @@ class Client(config.ClientBase):
 
     def capabilities(self) -> types.Capabilities:
         """What the server does, and its limits."""
-        return self._call(messages.get_capabilities())
+        return self._ask(messages.get_capabilities())
 
     def wait_until_ready(self, timeout: float = config.DEFAULT_TIMEOUT) -> types.Capabilities:
         """Waits until a server answers, `timeout` seconds at most; then as `capabilities`.
@@ -180,209 +221,40 @@ class Client(config.ClientBase):
                     raise
             time.sleep(config.STARTING_PAUSE)
 
+    def _register(self, memory: SharedMemory) -> None:
+        memory.rename(self._call(messages.register_shared_memory(memory.registration(self._config.timeout))))
+
+    def _ask(self, call: messages.Call[Result]) -> Result:
+        """A call that may be repeated: a server that was there is waited for."""
+        try:
+            return self._call(call)
+        except UnavailableError:
+            if not self._expects_server:
+                raise
+        self.wait_until_ready(self._config.recover_timeout)
+        return self._call(call)
+
     def _call(
         self, call: messages.Call[Result], *, timeout: float | None = None, wait_for_ready: bool = False
     ) -> Result:
+        return call.parse(self._send(call.method, call.message, call.batch_id, timeout, wait_for_ready))
+
+    def _send(
+        self,
+        method: str,
+        message: bytes,
+        batch_id: str | None,
+        timeout: float | None = None,
+        wait_for_ready: bool = False,
+    ) -> bytes:
         self._check_open()
         send: grpc.UnaryUnaryMultiCallable[bytes, bytes]
-        send = self._channel.unary_unary(messages.method_path(call.method))
-        metadata = self._config.metadata(call.batch_id)
+        send = self._channel.unary_unary(messages.method_path(method))
+        metadata = self._config.metadata(batch_id)
         limit = self._config.timeout if timeout is None else timeout
         try:
-            reply = send(call.message, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
+            reply = send(message, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
-        return call.parse(reply)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ClientClosedError(f"the client of {self._config.target!r} is closed")
-
-
-class _StreamCall(Protocol):
-    def __next__(self) -> bytes: ...
-    def cancel(self) -> object: ...
-    def is_active(self) -> bool: ...
-
-
-class _Stream:
-    """An open stream; sending never waits."""
-
-    def __init__(self, channel: grpc.Channel, method: str, metadata: tuple[tuple[str, str], ...]) -> None:
-        self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        open_call: grpc.StreamStreamMultiCallable[bytes, bytes]
-        open_call = channel.stream_stream(messages.method_path(method))
-        self.call = cast("_StreamCall", open_call(iter(self._outbox.get, None), metadata=metadata))
-
-    def send(self, message: bytes) -> None:
-        self._outbox.put(message)
-
-    def receive(self) -> bytes:
-        try:
-            return next(self.call)
-        except StopIteration:
-            raise ProtocolError("the server ended a stream before it answered") from None
-
-    def end(self) -> None:
-        """Says that no more messages follow."""
-        self._outbox.put(None)
-
-    def cancel(self) -> None:
-        self.end()
-        self.call.cancel()
-
-
-class _Batch(BatchSession):
-    """What both kinds of batches do with their streams."""
-
-    def __init__(self, client: Client, info: types.BatchInfo) -> None:
-        super().__init__(info)
-        self._client = client
-        self._streams: dict[str, _Stream] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_closed:
-            return
-        try:
-            self._delete(self._client._config.timeout if error is None else config.CLEAN_UP_TIMEOUT)
-        except LogitdError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and the batch {self.batch_id!r} could not be deleted: {failure}")
-
-    def close(self) -> None:
-        """Ends the streams; the batch stays on the server until it expires."""
-        self._is_closed = True
-        for stream in self._streams.values():
-            stream.end()
-        self._streams.clear()
-
-    def delete(self) -> None:
-        """Ends the streams and releases the batch; one that is gone already is no error."""
-        self._delete(self._client._config.timeout)
-
-    def _delete(self, timeout: float | None) -> None:
-        self.close()
-        call = messages.delete_batch(self.batch_id, self.uid, allow_missing=True)
-        try:
-            self._client._call(call, timeout=timeout)
-        except NotFoundError:
-            # Another batch has the id now; ours is gone.
-            return
-
-    def _run(self, step: Step[Result]) -> Result:
-        self._client._check_open()
-        with self._running(step):
-            stream = self._open_stream(step.method)
-            seconds = self._client._config.step_timeout
-            try:
-                with self._client._watchdog.limit(stream.call, seconds) as limit:
-                    self._exchange(stream, step)
-            except grpc.RpcError as error:
-                self._drop_stream(step.method)
-                if limit.has_passed and seconds is not None:
-                    raise step_timeout(step.method, seconds) from error
-                raise from_grpc_error(error) from error
-            except BaseException:
-                self._drop_stream(step.method)
-                raise
-        return step.result()
-
-    def _exchange(self, stream: _Stream, step: Step[Any]) -> None:
-        next_message = step.num_answered
-        while step.num_answered < step.num_messages:
-            while next_message < min(step.num_messages, step.num_answered + _MESSAGES_AHEAD):
-                stream.send(step.message(next_message))
-                next_message += 1
-            self._receive(step, stream.receive())
-
-    def _open_stream(self, method: str) -> _Stream:
-        stream = self._streams.get(method)
-        if stream is None or not stream.call.is_active():
-            if stream is not None:
-                stream.end()
-            metadata = self._client._config.metadata(self.batch_id)
-            stream = self._streams[method] = _Stream(self._client._channel, method, metadata)
-        return stream
-
-    def _drop_stream(self, method: str) -> None:
-        stream = self._streams.pop(method, None)
-        if stream is not None:
-            stream.cancel()
-
-
-class PenaltyBatch(_Batch):
-    """An open batch for penalties. A context manager that deletes the batch when it ends.
-
-    It does one step at a time. A step that fails without an answer (StepTimeoutError, UnavailableError, a broken
-    stream) may have happened; when it carried token ids, `retry()` it before anything else.
-    """
-
-    def accumulate(self, token_ids: StepTokens, *, rollback: TokenIds | None = None) -> None:
-        """Counts tokens as output.
-
-        Parameters
-        ----------
-        token_ids
-            One id a sequence, or for each sequence a list of any number of ids.
-        rollback
-            How many output tokens each sequence drops first.
-        """
-        self._run(AccumulateStep(token_ids, rollback))
-
-    def apply(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> npt.NDArray[Any]:
-        """The processed logits, a new array of the shape and type of `logits`.
-
-        Parameters
-        ----------
-        logits
-            [rows, columns] in float32, float16, or uint16 for the bits of bfloat16; columns from the vocabulary's
-            size on are padding and come back as they were.
-        token_ids
-            As in `accumulate`; counted first. None: nothing is counted.
-        """
-        return self._run(DenseStep(logits, token_ids, self._client._config.chunk_bytes))
-
-    def apply_sparse(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> types.SparsePatch:
-        """What `apply` would change in `logits`, which stay as they are; the parameters are those of `apply`."""
-        return self._run(SparseStep(logits, token_ids, self._client._config.chunk_bytes))
-
-    def retry(self) -> npt.NDArray[Any] | types.SparsePatch | None:
-        """Sends the step that was not answered again, the same bytes, and returns its result.
-
-        The server counts it once, whether it had happened or not.
-        """
-        return cast("npt.NDArray[Any] | types.SparsePatch | None", self._run(self._unanswered_step()))
-
-
-class BeamBatch(_Batch):
-    """An open batch of beam searches. A context manager that deletes the batch when it ends.
-
-    It does one step at a time. A step that fails without an answer (StepTimeoutError, UnavailableError, a broken
-    stream) may have happened: `retry()` it before anything else.
-    """
-
-    def beam_step(self, logits: npt.ArrayLike, *, finish: abc.Iterable[str] = ()) -> types.BeamStep:
-        """The next beams.
-
-        Parameters
-        ----------
-        logits
-            [rows, columns] of all live rows, in the order of `rows`; types as in `PenaltyBatch.apply`. NaN and +inf
-            are refused, -inf is a ban.
-        finish
-            Ids of the searches that end now and answer with their best hypotheses, before the step.
-        """
-        return self._run(BeamSearchStep(logits, finish, self._client._config.chunk_bytes))
-
-    def retry(self) -> types.BeamStep:
-        """Sends the step that was not answered again, the same bytes, and returns its result.
-
-        The server takes it once, whether it had happened or not.
-        """
-        return cast("types.BeamStep", self._run(self._unanswered_step()))
+        self._was_reached = True
+        return reply

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -165,6 +165,10 @@ class RowLayout:
     sequence_id: str
     first_row: int
     row_count: int
+
+
+RowLayouts: TypeAlias = tuple[RowLayout, ...]
+"""The rows of every sequence, in batch order."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

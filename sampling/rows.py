@@ -56,7 +56,8 @@ class RowParameters:
     @cached_property
     def is_counted(self) -> NDArray[np.bool_]:
         """Bool [R]: whether a row has a penalty that depends on which tokens were seen."""
-        return (self.repetition != 1) | (self.frequency != 0) | (self.presence != 0)
+        is_counted: NDArray[np.bool_] = (self.repetition != 1) | (self.frequency != 0) | (self.presence != 0)
+        return is_counted
 
     @cached_property
     def counted(self) -> NDArray[np.int64]:

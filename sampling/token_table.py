@@ -100,8 +100,14 @@ class TokenTable:
         found = np.flatnonzero(_found_at(self.keys, keys, places))
         places = places[found]
         splits = keys.searchsorted(_first_keys(self.num_rows + 1, self.vocab_size))
-        columns = (self.counts, self.sums, self.in_prompt)
-        return TokenTable(self.vocab_size, splits, keys, *(_scatter(c, places, found, len(keys)) for c in columns))
+        return TokenTable(
+            self.vocab_size,
+            splits,
+            keys,
+            _scatter(self.counts, places, found, len(keys)),
+            None if self.sums is None else _scatter(self.sums, places, found, len(keys)),
+            None if self.in_prompt is None else _scatter(self.in_prompt, places, found, len(keys)),
+        )
 
     def token_ids(self, first_row: int = 0, end_row: int | None = None) -> NDArray[np.int32]:
         """Int32 [n]: the id of each entry of rows [first_row, end_row), by default of all."""
@@ -185,7 +191,8 @@ class TokenTable:
 def _found_at(keys: NDArray[np.int64], wanted: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.bool_]:
     if len(keys) == 0:
         return np.zeros(len(wanted), np.bool_)
-    return keys.take(places, mode="clip") == wanted
+    is_found: NDArray[np.bool_] = keys.take(places, mode="clip") == wanted
+    return is_found
 
 
 def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: ArrayLike) -> NDArray[_Item]:
@@ -195,7 +202,7 @@ def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: ArrayLike
     if num_new > _MANY_VALUES:
         return np.insert(column, places, values)
     out = np.empty(len(column) + num_new, column.dtype)
-    source, target, start = memoryview(column), memoryview(out), 0
+    source, target, start = column.data, out.data, 0
     for number, place in enumerate(places.tolist()):
         target[start + number : place + number] = source[start:place]
         start = place
@@ -205,10 +212,8 @@ def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: ArrayLike
 
 
 def _scatter(
-    column: NDArray[_Item] | None, places: NDArray[np.int64], found: NDArray[np.int64], length: int
-) -> NDArray[_Item] | None:
-    if column is None:
-        return None
+    column: NDArray[_Item], places: NDArray[np.int64], found: NDArray[np.int64], length: int
+) -> NDArray[_Item]:
     out = np.zeros(length, column.dtype)
     out[found] = column[places]
     return out

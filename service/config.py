@@ -61,7 +61,7 @@ class ServerConfig:
     keepalive_timeout_seconds: float = _setting(20.0, "a ping unanswered this long closes its connection")
     min_ping_interval_seconds: float = _setting(30.0, "clients may ping this often, with or without open calls")
     linger_seconds: float = _setting(
-        3.0, "after SIGTERM, how long calls are still taken while health says NOT_SERVING", may_be_zero=True
+        3.0, "after SIGTERM, how long calls are still taken while readiness is NOT_SERVING", may_be_zero=True
     )
     grace_seconds: float = _setting(5.0, "how long calls that run may then go on", may_be_zero=True)
     torch_threads: int = _setting(1, "intra-op threads of torch; more than 1 suffers from busy neighbours")

@@ -30,6 +30,8 @@ def open_port(server: grpc.aio.Server, address: str, credentials: grpc.ServerCre
 
 
 def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
+    # No greatest age of a connection: options are a server's, not a port's, and on a Unix socket it would only hurt.
+    ping_timeout = round(config.keepalive_timeout_seconds * _MILLISECONDS)
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
@@ -37,7 +39,8 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
         ("grpc.so_reuseport", 0),
         # Who is gone without a word is found out, and a decoder between two requests may keep its connection.
         ("grpc.keepalive_time_ms", round(config.keepalive_seconds * _MILLISECONDS)),
-        ("grpc.keepalive_timeout_ms", round(config.keepalive_timeout_seconds * _MILLISECONDS)),
+        ("grpc.keepalive_timeout_ms", ping_timeout),
+        ("grpc.http2.ping_timeout_ms", ping_timeout),  # the one that closes a connection in grpcio 1.85
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", round(config.min_ping_interval_seconds * _MILLISECONDS)),
+        ("grpc.http2.min_ping_interval_without_data_ms", round(config.min_ping_interval_seconds * _MILLISECONDS)),
     ]

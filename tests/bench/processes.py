@@ -51,34 +51,43 @@ class BareStream:
 
 
 @contextmanager
-def logitd_server(*flags: str) -> Iterator[Client]:
+def logitd_server() -> Iterator[Client]:
     """A client of a fresh logitd."""
+    with logitd_server_address() as address, Client(address) as client:
+        yield client
+
+
+@contextmanager
+def logitd_server_address() -> Iterator[str]:
+    """The address of a fresh logitd that serves."""
     with tempfile.TemporaryDirectory(prefix="logitd-bench-") as folder:
         path = f"{folder}/socket"
         command = [sys.executable, "-m", "logitd.service", "serve", "--listen", "", "--unix-socket", path]
-        with _running([*command, "--linger-seconds", "0", *flags]), Client(f"unix:{path}") as client:
-            client.wait_until_ready(_READY_SECONDS)
-            yield client
+        with _running([*command, "--linger-seconds", "0", "--log-level", "warning"]):
+            with Client(f"unix:{path}") as client:
+                client.wait_until_ready(_READY_SECONDS)
+            yield f"unix:{path}"
 
 
 @contextmanager
 def bare_stream() -> Iterator[BareStream]:
     """A stream to a fresh bare server."""
-    with bare_channel() as channel:
+    with bare_channel_address() as address, grpc.insecure_channel(address, _UNLIMITED) as channel:
         stream = BareStream(channel)
         yield stream
         stream.close()
 
 
 @contextmanager
-def bare_channel() -> Iterator[grpc.Channel]:
-    """A channel to a fresh bare server."""
+def bare_channel_address() -> Iterator[str]:
+    """The address of a fresh bare server that serves."""
     with tempfile.TemporaryDirectory(prefix="logitd-bench-") as folder:
         address = f"unix:{folder}/socket"
         script = Path(__file__).parent / "peers" / "bare_server.py"
-        with _running([sys.executable, str(script), address]), grpc.insecure_channel(address, _UNLIMITED) as channel:
-            grpc.channel_ready_future(channel).result(_READY_SECONDS)
-            yield channel
+        with _running([sys.executable, str(script), address]):
+            with grpc.insecure_channel(address) as channel:
+                grpc.channel_ready_future(channel).result(_READY_SECONDS)
+            yield address
 
 
 @contextmanager

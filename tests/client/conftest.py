@@ -19,7 +19,7 @@ import pytest
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
 
-from logitd.client import AsyncClient, BeamBatch, Client, LogitdError, PenaltyBatch
+from logitd.client import AsyncClient, BeamBatch, Client, LogitdError, PenaltyBatch, SharedLogits
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SERVICE = "logitd.v1.LogitProcessorService"
 UID = bytes(range(16))
+_REGION_METHODS = ("RegisterSharedMemory", "UnregisterSharedMemory")
 
 
 class Fake:
@@ -159,8 +160,9 @@ class _Awaited:
             return value
 
         async def call(*args: Any, **options: Any) -> Any:
-            result = value(*args, **options)
-            return _Awaited(result) if isinstance(result, PenaltyBatch | BeamBatch) else result
+            plain = [arg._inner if isinstance(arg, _Awaited) else arg for arg in args]
+            result = value(*plain, **options)
+            return _Awaited(result) if isinstance(result, PenaltyBatch | BeamBatch | SharedLogits) else result
 
         return call
 
@@ -185,12 +187,14 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.target = f"unix:{folder}/socket"
+        self.memory_dir = folder / "memory"
+        self.memory_dir.mkdir()
         self.start()
 
     def start(self) -> None:
         python = os.environ.get("LOGITD_SERVER_PYTHON", sys.executable)
         command = [python, "-m", "logitd.service", "serve", "--listen", "", "--linger-seconds", "0"]
-        command += ["--unix-socket", f"{self._folder}/socket"]
+        command += ["--unix-socket", f"{self._folder}/socket", "--shared-memory-dir", str(self.memory_dir)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         with Client(self.target) as client:
@@ -217,11 +221,17 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server_target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a real server that all tests share."""
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A real server that all tests share."""
     server = Server(tmp_path_factory.mktemp("server"))
-    yield server.target
+    yield server
     server.stop()
+
+
+@pytest.fixture
+def server_target(shared_server: Server) -> str:
+    """The address of a real server that all tests share."""
+    return shared_server.target
 
 
 @pytest.fixture
@@ -236,12 +246,30 @@ def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def lossy(fake: Fake, server_target: str) -> Iterator[Fake]:
     """A way to the real server on which the reply `drop_in` steps from now is lost: the work was done."""
     with grpc.insecure_channel(server_target) as channel:
-        for method in ("CreateBatch", "DeleteBatch", "GetBatch"):
+        for method in ("CreateBatch", "DeleteBatch", "GetBatch", "GetCapabilities", *_REGION_METHODS):
             forward = channel.unary_unary(f"/{SERVICE}/{method}")
             fake.script[method] = [lambda request, context, forward=forward: forward(request)] * 100
+        for method in ("FilterBatch", "MergeBatches"):
+            forward = channel.unary_unary(f"/{SERVICE}/{method}")
+            fake.script[method] = [_lossy_unary(fake, forward)] * 100
         for method in ("Accumulate", "Apply", "BeamStep"):
             fake.script[method] = [_lossy_forward(fake, channel.stream_stream(f"/{SERVICE}/{method}"))] * 100
         yield fake
+
+
+def _lossy_unary(fake: Fake, forward: Any) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+    def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+        reply = forward(request)
+        _drop(fake, context)
+        return reply
+
+    return answer
+
+
+def _drop(fake: Fake, context: grpc.ServicerContext) -> None:
+    fake.drop_in -= 1
+    if fake.drop_in == 0:
+        context.abort(grpc.StatusCode.UNAVAILABLE, "the reply is lost")
 
 
 def _lossy_forward(fake: Fake, forward: Any) -> Callable[[bytes, grpc.ServicerContext], bytes]:
@@ -255,9 +283,7 @@ def _lossy_forward(fake: Fake, forward: Any) -> Callable[[bytes, grpc.ServicerCo
         outbox, replies = streams[context]
         outbox.put(request)
         reply = next(replies)
-        fake.drop_in -= 1
-        if fake.drop_in == 0:
-            context.abort(grpc.StatusCode.UNAVAILABLE, "the reply is lost")
+        _drop(fake, context)
         return reply
 
     return answer

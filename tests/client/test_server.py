@@ -144,7 +144,7 @@ def test_large_logits_travel_though_servers_limit_a_message(server_target, conne
 @pytest.mark.parametrize("method", ["accumulate", "apply", "apply_sparse"])
 def test_a_lost_reply_is_asked_for_again_and_nothing_is_counted_twice(lossy, connect, run, method):
     async def scenario():
-        async with connect(lossy.target) as client:
+        async with connect(lossy.target, recover=False) as client:
             counted = Penalties(frequency_penalty=1.0)
             async with await client.create_batch(sequences(2, counted), vocab_size=VOCAB) as batch:
                 logits = np.zeros((2, VOCAB), np.float32)
@@ -183,7 +183,7 @@ def test_a_refused_step_changes_nothing_and_the_next_one_works(server_target, co
 
 def test_the_revision_of_another_caller_is_told(server_target):
     with Client(server_target) as client, client.create_batch(sequences(1), vocab_size=VOCAB) as batch:
-        other = PenaltyBatch(client, batch.info)
+        other = PenaltyBatch(client, batch.info, batch.history)
         batch.accumulate([1])
         with pytest.raises(RevisionMismatchError) as caught:
             other.accumulate([2])
@@ -193,7 +193,7 @@ def test_the_revision_of_another_caller_is_told(server_target):
 
 def test_another_life_of_the_id_is_told(server_target, connect, run):
     async def scenario():
-        async with connect(server_target) as client:
+        async with connect(server_target, recover=False) as client:
             batch = await client.create_batch(sequences(1), vocab_size=VOCAB, batch_id="lives")
             await batch.accumulate([1])
             await client.delete_batch("lives", uid=batch.uid)
@@ -284,8 +284,8 @@ def test_batches_are_listed_page_by_page(server_target):
 
 def test_a_server_that_restarts_is_found_again_and_has_forgotten(own_server):
     async def scenario():
-        with Client(own_server.target) as blocking:
-            async with AsyncClient(own_server.target) as client:
+        with Client(own_server.target, recover=False) as blocking:
+            async with AsyncClient(own_server.target, recover=False) as client:
                 first, idle = [blocking.create_batch(sequences(1), vocab_size=VOCAB) for _ in range(2)]
                 second, idle_too = [await client.create_batch(sequences(1), vocab_size=VOCAB) for _ in range(2)]
                 for batch in (first, idle):

@@ -69,7 +69,7 @@ def test_a_lost_beam_step_is_answered_as_it_would_have_been(lossy, server_target
 
     async def scenario():
         async with (
-            connect(lossy.target, chunk_bytes=chunk_bytes) as client,
+            connect(lossy.target, chunk_bytes=chunk_bytes, recover=False) as client,
             await client.create_beam_batch(searches, vocab_size=VOCAB) as batch,
         ):
             await batch.beam_step(logits[0])

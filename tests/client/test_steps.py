@@ -4,12 +4,28 @@ import numpy as np
 import pytest
 
 from logitd.client import ProtocolError, SparsePatch
-from logitd.client._steps import AccumulateStep, BeamSearchStep, DenseStep, SparseStep, join_patches, token_update
+from logitd.client import _apply_steps as apply_steps
+from logitd.client._apply_steps import join_patches
+from logitd.client._beam_steps import BeamSearchStep
+from logitd.client._logits import InlineLogits
+from logitd.client._steps import AccumulateStep, Aim, Receipt, token_update
 from logitd.v1 import service_pb2, types_pb2
 
 UID = bytes(range(16))
 LOGITS = np.arange(20, dtype=np.float32).reshape(5, 4)
 ROW = 4 * LOGITS.itemsize
+
+
+def dense_step(logits, token_ids, chunk_bytes):
+    return apply_steps.DenseStep(InlineLogits(logits, chunk_bytes), token_ids)
+
+
+def sparse_step(logits, token_ids, chunk_bytes):
+    return apply_steps.SparseStep(InlineLogits(logits, chunk_bytes), token_ids)
+
+
+def beam_step(logits, finish, chunk_bytes):
+    return BeamSearchStep(InlineLogits(logits, chunk_bytes), finish)
 
 
 def int32(*values):
@@ -21,7 +37,7 @@ def float64(*values):
 
 
 def aimed(step, revision=7):
-    step.aim("b", UID, revision)
+    step.aim(Aim("b", UID, revision))
     return step
 
 
@@ -89,15 +105,12 @@ def test_an_accumulate_must_be_answered_at_the_next_revision():
     step = aimed(AccumulateStep([1], None))
     with pytest.raises(ProtocolError, match="at revision 8 was answered at revision 7"):
         step.receive(service_pb2.AccumulateResponse(revision=7).SerializeToString())
-    assert step.receive(service_pb2.AccumulateResponse(revision=8, draining=True).SerializeToString()) == (
-        8,
-        True,
-        None,
-    )
+    reply = service_pb2.AccumulateResponse(revision=8, draining=True).SerializeToString()
+    assert step.receive(reply) == Receipt(8, draining=True, is_commit=True)
 
 
 def test_an_apply_without_tokens_is_no_mutation():
-    (request,) = apply_requests(aimed(DenseStep(LOGITS, None, 10**6)))
+    (request,) = apply_requests(aimed(dense_step(LOGITS, None, 10**6)))
     assert request.target == service_pb2.StepTarget(batch_id="b", uid=UID, expected_revision=7)
     assert not request.HasField("tokens")
     assert request.form == types_pb2.APPLY_FORM_DENSE
@@ -106,7 +119,7 @@ def test_an_apply_without_tokens_is_no_mutation():
 
 
 def test_chunks_carry_consecutive_rows_and_the_tokens_once():
-    requests = apply_requests(aimed(SparseStep(LOGITS, [1, 2, 3, 4, 5], 2 * ROW + 1)))
+    requests = apply_requests(aimed(sparse_step(LOGITS, [1, 2, 3, 4, 5], 2 * ROW + 1)))
     assert [request.first_row for request in requests] == [0, 2, 4]
     assert b"".join(request.logits.data for request in requests) == LOGITS.tobytes()
     assert [request.HasField("tokens") for request in requests] == [True, False, False]
@@ -115,27 +128,27 @@ def test_chunks_carry_consecutive_rows_and_the_tokens_once():
 
 
 def test_chunks_of_an_apply_without_tokens_read_one_revision():
-    requests = apply_requests(aimed(DenseStep(LOGITS, None, 1)))
+    requests = apply_requests(aimed(dense_step(LOGITS, None, 1)))
     assert [request.target.expected_revision for request in requests] == [7] * 5
     assert [request.first_row for request in requests] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
 def test_logits_without_items_are_one_message(shape):
-    (request,) = apply_requests(aimed(DenseStep(np.zeros(shape, np.float16), None, 100)))
+    (request,) = apply_requests(aimed(dense_step(np.zeros(shape, np.float16), None, 100)))
     assert request.logits.shape == list(shape)
 
 
 def test_dense_chunks_come_together_in_a_new_array():
-    step = aimed(DenseStep(LOGITS, [0] * 5, 3 * ROW))
-    assert step.receive(dense_reply(LOGITS[:3] + 1)) == (8, False, None)
-    assert step.receive(dense_reply(LOGITS[3:] + 1, first_row=3, draining=True)) == (8, True, None)
+    step = aimed(dense_step(LOGITS, [0] * 5, 3 * ROW))
+    assert step.receive(dense_reply(LOGITS[:3] + 1)) == Receipt(8, draining=False, is_commit=True)
+    assert step.receive(dense_reply(LOGITS[3:] + 1, first_row=3, draining=True)) == Receipt(8, draining=True)
     assert np.array_equal(step.result(), LOGITS + 1)
     assert step.result().flags.writeable
 
 
 def test_the_result_of_big_endian_logits_is_of_the_machine():
-    step = aimed(DenseStep(LOGITS.astype(">f4"), None, 10**6))
+    step = aimed(dense_step(LOGITS.astype(">f4"), None, 10**6))
     step.receive(dense_reply(LOGITS, revision=7))
     assert step.result().dtype == np.float32
 
@@ -153,13 +166,13 @@ def test_the_result_of_big_endian_logits_is_of_the_machine():
     ],
 )
 def test_a_dense_reply_that_does_not_fit_is_refused(reply, message):
-    step = aimed(DenseStep(LOGITS, None, 10**6))
+    step = aimed(dense_step(LOGITS, None, 10**6))
     with pytest.raises(ProtocolError, match=message):
         step.receive(reply)
 
 
 def test_sparse_chunks_come_together_as_one_patch():
-    step = aimed(SparseStep(LOGITS, None, 2 * ROW))
+    step = aimed(sparse_step(LOGITS, None, 2 * ROW))
     step.receive(sparse_reply([0, 1, 3], [2, 0, 3], [9, 8, 7]))
     step.receive(sparse_reply([0, 0, 0], [], [], first_row=2))
     step.receive(sparse_reply([0, 1], [1], [6], first_row=4))
@@ -189,7 +202,7 @@ def test_sparse_chunks_come_together_as_one_patch():
     ],
 )
 def test_a_sparse_reply_that_does_not_fit_is_refused(reply, message):
-    step = aimed(SparseStep(LOGITS, None, 10**6))
+    step = aimed(sparse_step(LOGITS, None, 10**6))
     with pytest.raises(ProtocolError, match=message):
         step.receive(reply)
 
@@ -210,21 +223,40 @@ def test_one_patch_is_joined_as_it_is():
     assert join_patches([patch]) is patch
 
 
-def test_a_mutation_sends_the_same_bytes_again_though_the_logits_changed():
+def test_a_step_that_is_kept_sends_the_same_bytes_again_though_the_logits_changed():
     logits = LOGITS.copy()
-    step = aimed(DenseStep(logits, [0] * 5, 2 * ROW))
-    expected = [service_pb2.ApplyRequest.FromString(message).logits.data for message in map(step.message, range(3))]
-    fresh = aimed(DenseStep(logits, [0] * 5, 2 * ROW))
-    fresh.message(0)
-    fresh.keep_unanswered()
+    step = aimed(dense_step(logits, [0] * 5, 2 * ROW))
+    expected = [step.message(index) for index in range(3)]
+    step.keep()
     logits[...] = -1
-    for repeated in (step, fresh):
-        repeated.rewind()
-        assert [request.logits.data for request in apply_requests(repeated)] == expected
+    step.rewind()
+    assert [step.message(index) for index in range(3)] == expected
+
+
+def test_a_rebuilt_batch_gets_the_whole_step_where_no_chunk_was_answered():
+    step = aimed(dense_step(LOGITS, [0] * 5, 3 * ROW))
+    before = apply_requests(step)
+    step.aim_again(Aim("b", bytes(16), 0, offset=7))
+    first, second = apply_requests(step)
+    assert first.target == service_pb2.StepTarget(
+        batch_id="b", uid=bytes(16), expected_revision=0, request_id=before[0].target.request_id
+    )
+    assert (first.tokens, second.target.expected_revision) == (before[0].tokens, 1)
+
+
+def test_a_rebuilt_batch_that_has_the_tokens_gets_the_chunks_that_were_not_answered():
+    step = aimed(dense_step(LOGITS, [0] * 5, 3 * ROW))
+    step.receive(dense_reply(LOGITS[:3] + 1))
+    step.aim_again(Aim("b", bytes(16), 0, offset=8))
+    assert step.num_answered == 1
+    request = service_pb2.ApplyRequest.FromString(step.message(1))
+    assert request.target == service_pb2.StepTarget(batch_id="b", uid=bytes(16), expected_revision=0)
+    assert step.receive(dense_reply(LOGITS[3:] + 1, first_row=3, revision=0)) == Receipt(0, draining=False)
+    assert np.array_equal(step.result(), LOGITS + 1)
 
 
 def test_answered_chunks_of_an_apply_are_not_sent_again():
-    step = aimed(DenseStep(LOGITS, [0] * 5, 3 * ROW))
+    step = aimed(dense_step(LOGITS, [0] * 5, 3 * ROW))
     step.message(0)
     step.receive(dense_reply(LOGITS[:3]))
     step.rewind()
@@ -240,21 +272,21 @@ def beam_reply(parents=(0, 0), ids=(1, 2), scores=(-1.0, -2.0), rows=2, revision
 
 
 def test_the_chunks_of_a_beam_step_share_a_request_id_and_start_over_together():
-    step = aimed(BeamSearchStep(LOGITS, ["x"], 2 * ROW))
+    step = aimed(beam_step(LOGITS, ["x"], 2 * ROW))
     requests = [service_pb2.BeamStepRequest.FromString(step.message(index)) for index in range(3)]
     assert [request.has_more_chunks for request in requests] == [True, True, False]
     assert [list(request.finish_sequence_ids) for request in requests] == [[], [], ["x"]]
     assert [request.first_row for request in requests] == [0, 2, 4]
     assert len({request.target.SerializeToString() for request in requests}) == 1
     acknowledgement = service_pb2.BeamStepResponse(revision=7, is_chunk_acknowledgement=True).SerializeToString()
-    assert step.receive(acknowledgement) == (7, False, None)
+    assert step.receive(acknowledgement) == Receipt(7, draining=False)
     step.rewind()
     assert step.num_answered == 0
     assert service_pb2.BeamStepRequest.FromString(step.message(0)) == requests[0]
 
 
 def test_a_beam_step_gives_the_next_beams():
-    step = aimed(BeamSearchStep(LOGITS[:1], (), 10**6))
+    step = aimed(beam_step(LOGITS[:1], (), 10**6))
     search = service_pb2.SearchStep(
         sequence_id="0", checkpoint=b"c", log_prob_sums=float64(-1, -2), token_log_probs=float64(-1, -2)
     )
@@ -271,7 +303,7 @@ def test_a_beam_step_gives_the_next_beams():
 
 
 def test_a_search_may_be_named_alone():
-    step = aimed(BeamSearchStep(LOGITS, "mine", 10**6))
+    step = aimed(beam_step(LOGITS, "mine", 10**6))
     assert service_pb2.BeamStepRequest.FromString(step.message(0)).finish_sequence_ids == ["mine"]
 
 
@@ -288,12 +320,12 @@ def test_a_search_may_be_named_alone():
     ],
 )
 def test_a_beam_reply_that_does_not_fit_is_refused(reply, message):
-    step = aimed(BeamSearchStep(LOGITS[:1], (), 10**6))
+    step = aimed(beam_step(LOGITS[:1], (), 10**6))
     with pytest.raises(ProtocolError, match=message):
         step.receive(reply)
 
 
 def test_a_result_in_place_of_an_acknowledgement_is_refused():
-    step = aimed(BeamSearchStep(LOGITS, (), ROW))
+    step = aimed(beam_step(LOGITS, (), ROW))
     with pytest.raises(ProtocolError, match=r"chunk 1 of 5 .* a result"):
         step.receive(beam_reply())

@@ -76,7 +76,7 @@ def test_an_apply_is_sent_again_with_the_logits_it_had(fake, replies, connect, r
     fake.script["Apply"] = [replies.fail(grpc.StatusCode.UNAVAILABLE, "gone"), replies.send(processed(LOGITS, 1))]
 
     async def scenario():
-        async with connect(fake.target) as client, await client.create_batch(TWO, vocab_size=4) as batch:
+        async with connect(fake.target, recover=False) as client, await client.create_batch(TWO, vocab_size=4) as batch:
             logits = LOGITS.copy()
             with pytest.raises(UnavailableError, match="gone"):
                 await batch.apply(logits, [1, 2])
@@ -95,7 +95,7 @@ def test_only_the_chunks_without_an_answer_are_sent_again(fake, replies, connect
 
     async def scenario():
         async with (
-            connect(fake.target, chunk_bytes=ROW) as client,
+            connect(fake.target, recover=False, chunk_bytes=ROW) as client,
             await client.create_batch(TWO, vocab_size=4) as batch,
         ):
             with pytest.raises(UnavailableError):
@@ -112,7 +112,7 @@ def test_a_read_that_fails_leaves_nothing_to_retry(fake, replies, connect, run):
     fake.script["Apply"] = [replies.fail(grpc.StatusCode.UNAVAILABLE, "gone"), replies.send(processed(LOGITS, 0))]
 
     async def scenario():
-        async with connect(fake.target) as client, await client.create_batch(TWO, vocab_size=4) as batch:
+        async with connect(fake.target, recover=False) as client, await client.create_batch(TWO, vocab_size=4) as batch:
             with pytest.raises(UnavailableError):
                 await batch.apply(LOGITS)
             with pytest.raises(BatchStateError, match="nothing to retry"):
@@ -190,7 +190,7 @@ def test_a_stream_that_breaks_within_many_chunks_is_unavailable_and_not_internal
 
     async def scenario():
         async with (
-            connect(fake.target, chunk_bytes=1) as client,
+            connect(fake.target, recover=False, chunk_bytes=1) as client,
             await client.create_batch(TWO, vocab_size=4) as batch,
         ):
             with pytest.raises(UnavailableError):

@@ -14,6 +14,8 @@ _FREQUENCY, _PRESENCE = "sequences[0].penalties.frequency_penalty", "sequences[0
 _REPETITION = "sequences[0].penalties.repetition_penalty"
 _BEAM, _BEAMS = "sequences[0].beam", "sequences[0].beams"
 _LIVE, _POOL = "sequences[0].beams.live_beams[0]", "sequences[0].beams.pool[0]"
+_CHECKPOINT = f"{_BEAMS}.checkpoint"
+_ID_ARRAYS = (("penalty", "prompt_token_ids"), ("penalty", "output_token_ids"), ("beam", "prompt_token_ids"))
 _NAMES = "1 to 128 printable ASCII characters"
 
 BATCH = [
@@ -64,7 +66,7 @@ SEQUENCES = [
     Bad("penalty", "sequences[1].sequence_id", "a", "unique within the batch ... got 'a'"),
     *(
         Bad(base, f"sequences[0].{name}", wrong, says, at=f"sequences[0].{name}{index}")
-        for base, name in (("penalty", "prompt_token_ids"), ("penalty", "output_token_ids"), ("beam", "prompt_token_ids"))
+        for base, name in _ID_ARRAYS
         for wrong, says, index in (
             (ints(0, -1), "in [0, 6) ... got -1", "[1]"),
             (ints(6, 0), "in [0, 6) ... got 6", "[0]"),
@@ -134,8 +136,9 @@ BEAMS = [
         code="RESOURCE_EXHAUSTED", reason="TOO_MANY_ROWS"),
     Bad("beam", f"{_BEAM}.width", 2**31 - 1, "max_rows_per_batch is 64, got 2147483650", at="-",
         code="RESOURCE_EXHAUSTED", reason="TOO_MANY_ROWS"),
-    Bad("beam", f"{_BEAM}.width", 2, "vocab_size under HF, got 2", also={"vocab_size": 1, "sequences[0].eos_token_ids": None,
-        "sequences[0].prompt_token_ids": None, "sequences[1].eos_token_ids": None}),
+    Bad("beam", f"{_BEAM}.width", 2, "vocab_size under HF, got 2",
+        also={"vocab_size": 1, "sequences[0].eos_token_ids": None, "sequences[0].prompt_token_ids": None,
+              "sequences[1].eos_token_ids": None}),
     Bad("vllm", f"{_BEAM}.width", 4, "vocab_size / 2 (3) under VLLM, got 4"),
     *(Bad("beam", f"{_BEAM}.length_penalty", wrong, f"finite ... got {wrong}") for wrong in (nan, inf, -inf)),
     *(Bad(base, f"{_BEAM}.length_penalty", wrong, f"finite and above 0 ... got {wrong}")
@@ -160,7 +163,7 @@ REBUILDS = [
     Bad("rebuild", f"{_LIVE}.token_ids", b"", "1 to max_new_tokens - 1 (5) tokens ... got '0 tokens'"),
     Bad("rebuild", f"{_LIVE}.token_ids", bytes(4 * 6), "1 to max_new_tokens - 1 (5) tokens ... got '6 tokens'"),
     Bad("rebuild", f"{_LIVE}.token_ids", ints(1), "tokens ... got '2 tokens'",
-        at="sequences[0].beams.live_beams[1].token_ids",
+        at=f"{_BEAMS}.live_beams[1].token_ids",
         also={f"{_LIVE}.parent_chain": ints(0), f"{_LIVE}.token_log_probs": doubles(0)}),
     *(Bad("rebuild", f"{_LIVE}.{name}", wrong, f"NaN or +inf ... got {wrong}")
         for name in ("score", "log_prob_sum") for wrong in (nan, inf)),
@@ -168,33 +171,33 @@ REBUILDS = [
     Bad("rebuild", f"{_LIVE}.token_log_probs", doubles(-1), "one value a token (2) ... got '1 values'"),
     Bad("rebuild", f"{_LIVE}.parent_chain", bytes(3), "multiple of 4 bytes ... got '3 bytes'"),
     Bad("rebuild", f"{_LIVE}.parent_chain", ints(0), "one value a token (2) ... got '1 values'"),
-    Bad("rebuild", "sequences[0].beams.live_beams", None, "without live beams", at="sequences[0].beams.pool"),
-    Bad("rebuild", "sequences[0].beams.live_beams", None, "without live beams", at="sequences[0].beams.checkpoint",
-        also={"sequences[0].beams.pool": None}),
-    Bad("rebuild", f"{_BEAM}.width", 3, "width (3) beams under HF, got 2", at="sequences[0].beams.live_beams"),
+    Bad("rebuild", f"{_BEAMS}.live_beams", None, "without live beams", at=f"{_BEAMS}.pool"),
+    Bad("rebuild", f"{_BEAMS}.live_beams", None, "without live beams", at=_CHECKPOINT,
+        also={f"{_BEAMS}.pool": None}),
+    Bad("rebuild", f"{_BEAM}.width", 3, "width (3) beams under HF, got 2", at=f"{_BEAMS}.live_beams"),
     Bad("rebuild", f"{_POOL}.token_ids", ints(6), "in [0, 6) ... got 6", at=f"{_POOL}.token_ids[0]"),
     Bad("rebuild", f"{_POOL}.token_ids", ints(-1), "in [0, 6) ... got -1", at=f"{_POOL}.token_ids[0]"),
     Bad("rebuild", f"{_POOL}.token_ids", bytes(2), "multiple of 4 bytes ... got '2 bytes'"),
     Bad("rebuild", f"{_POOL}.token_ids", b"", "1 to 2 tokens ... got '0 tokens'"),
     Bad("rebuild", f"{_POOL}.token_ids", bytes(12), "1 to 2 tokens ... got '3 tokens'"),
-    Bad("rebuild", f"{_POOL}.token_ids", ints(0, 4), "hypothesis that the checkpoint names", at="sequences[0].beams.pool"),
+    Bad("rebuild", f"{_POOL}.token_ids", ints(0, 4), "hypothesis that the checkpoint names", at=f"{_BEAMS}.pool"),
     *(Bad("rebuild", f"{_POOL}.{name}", wrong, f"NaN or +inf ... got {wrong}")
         for name in ("score", "running_sum", "log_prob_sum") for wrong in (nan, inf)),
-    Bad("rebuild", f"{_POOL}.score", -0.5, "hypothesis that the checkpoint names", at="sequences[0].beams.pool"),
+    Bad("rebuild", f"{_POOL}.score", -0.5, "hypothesis that the checkpoint names", at=f"{_BEAMS}.pool"),
     Bad("rebuild", f"{_POOL}.token_log_probs", bytes(4), "multiple of 8 bytes ... got '4 bytes'"),
     Bad("rebuild", f"{_POOL}.token_log_probs", doubles(0, 0, 0), "one value a token (2) ... got '3 values'"),
     Bad("rebuild", f"{_POOL}.parent_chain", bytes(1), "multiple of 4 bytes ... got '1 bytes'"),
     Bad("rebuild", f"{_POOL}.parent_chain", ints(0, 0, 0), "one value a token (2) ... got '3 values'"),
     *(Bad("rebuild", f"{_POOL}.finish_reason", wrong, f"EOS, LENGTH or REQUESTED ... got {wrong}")
         for wrong in (0, 4, 5, 99, -1)),
-    Bad("rebuild", "sequences[0].beams.pool", None, "hypothesis that the checkpoint names"),
-    Bad("rebuild", "sequences[0].beams.checkpoint", b"x", "at least 6 bytes ... got '1 bytes'"),
-    Bad("rebuild", "sequences[0].beams.checkpoint", lambda data: b"\x63" + data[1:], "version 1 ... got 'version 99'"),
-    Bad("rebuild", "sequences[0].beams.checkpoint", lambda data: data[:1] + b"\x63" + data[2:], "rule HF ... got 'tag 99'"),
-    Bad("rebuild", "sequences[0].beams.checkpoint", lambda data: data[:-1], "bytes ... got '39 bytes'"),
-    Bad("rebuild", "sequences[0].beams.checkpoint", lambda data: data[:2] + b"\xff" * 4 + data[6:], "bytes ... got '40 bytes'"),
-    Bad("rebuild", "sequences[0].beams.checkpoint", lambda data: data[:2] + b"\1\0\0\0" + data[6:23], "by HF ... got '1 slots'"),
-    Bad("rebuild", "beam_rule", types_pb2.BEAM_RULE_VLLM, "rule VLLM", at="sequences[0].beams.checkpoint",
+    Bad("rebuild", f"{_BEAMS}.pool", None, "hypothesis that the checkpoint names"),
+    Bad("rebuild", _CHECKPOINT, b"x", "at least 6 bytes ... got '1 bytes'"),
+    Bad("rebuild", _CHECKPOINT, lambda data: b"\x63" + data[1:], "version 1 ... got 'version 99'"),
+    Bad("rebuild", _CHECKPOINT, lambda data: data[:1] + b"\x63" + data[2:], "rule HF ... got 'tag 99'"),
+    Bad("rebuild", _CHECKPOINT, lambda data: data[:-1], "bytes ... got '39 bytes'"),
+    Bad("rebuild", _CHECKPOINT, lambda data: data[:2] + b"\xff" * 4 + data[6:], "bytes ... got '40 bytes'"),
+    Bad("rebuild", _CHECKPOINT, lambda data: data[:2] + b"\1\0\0\0" + data[6:23], "by HF ... got '1 slots'"),
+    Bad("rebuild", "beam_rule", types_pb2.BEAM_RULE_VLLM, "rule VLLM", at=_CHECKPOINT,
         also={"allow_penalty_extension": True}),
 ]  # fmt: skip
 

@@ -51,8 +51,7 @@ class Bad:
     reason: str = "INVALID_FIELD"
 
     def __str__(self) -> str:
-        value = re.sub(r"\s+", " ", "function" if callable(self.value) else repr(self.value))
-        return f"{self.base}: {self.path} = {value if len(value) <= _SHORT else value[:_SHORT] + '...'}"
+        return f"{self.base}: {self.path} = {_shorten(self.value)}"
 
     def spoil(self, request: Message) -> None:
         """Set the fields of a right request."""
@@ -105,6 +104,13 @@ def leaf_fields(message: Descriptor, prefix: str) -> Iterator[str]:
 def leaf_of(root: str, path: str) -> str:
     """The scalar that a case's path leads to, in the form of `leaf_fields`."""
     return f"{root}." + re.sub(r"\[\d+\]", "", path)
+
+
+def _shorten(value: object) -> str:
+    if callable(value):
+        return "function"
+    text = repr(value[:_SHORT] if isinstance(value, str | bytes | list) else value)
+    return re.sub(r"\s+", " ", text)[:_SHORT]
 
 
 def _find(message: Message, path: str) -> tuple[Any, str, int | None]:

@@ -186,7 +186,8 @@ BEAM_STEPS = [
         for wrong in (nan, inf)
     ),
     Bad("BeamStep", "finish_sequence_ids", ["c"], "name a search of the batch, got 'c'", at="finish_sequence_ids[0]"),
-    Bad("BeamStep", "finish_sequence_ids", ["a", ""], "name a search of the batch, got ''", at="finish_sequence_ids[1]"),
+    Bad("BeamStep", "finish_sequence_ids", ["a", ""], "name a search of the batch, got ''",
+        at="finish_sequence_ids[1]"),
     Bad("BeamStep", "finish_sequence_ids", ["a", "a"], "once ... got 'a'", at="finish_sequence_ids[1]"),
     Bad("BeamStep", "finish_sequence_ids", ["a", "a"], "once ... got 'a'", at="finish_sequence_ids[1]",
         also={"logits": None}),

@@ -157,6 +157,12 @@ STEPS: dict[str, tuple[str, Callable[[Wire], OpenBatch], Callable[[OpenBatch], M
 }
 
 
+def peek(batch: OpenBatch) -> bytes:
+    """The bytes of an Apply that changes nothing, which tell what state a penalty batch is in."""
+    reply: bytes = batch.wire.call("Apply", reading_request(batch)).SerializeToString()
+    return reply
+
+
 def follow(batch: OpenBatch) -> bytes:
     """The bytes of a right next step, which tell what state the batch is in."""
     is_beam = batch.describe().kind == types_pb2.BATCH_KIND_BEAM

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
 
 from helpers.wire import creation, ints
 from logitd.v1 import types_pb2
@@ -40,3 +43,11 @@ def penalties_of(parameters: PenaltyParameters) -> types_pb2.PenaltyParameters:
 
 def profile_number(name: str) -> types_pb2.PenaltyProfile:
     return types_pb2.PenaltyProfile.Value(f"PENALTY_PROFILE_{name}")
+
+
+@st.composite
+def partitions(draw: st.DrawFn, num_rows: int) -> list[tuple[int, int]]:
+    """All rows once in chunks of any size and any order, each as its first row and its number of rows."""
+    cuts: set[int] = draw(st.sets(st.integers(1, num_rows - 1))) if num_rows > 1 else set()
+    pieces = [(start, stop - start) for start, stop in pairwise([0, *sorted(cuts), num_rows])]
+    return draw(st.permutations(pieces))

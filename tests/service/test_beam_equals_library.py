@@ -12,19 +12,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.wire import Failed, OpenBatch, Wire, creation, ints, read_doubles, read_ints, tensor
-from helpers.wire_batches import penalties_of
+from helpers.wire_batches import partitions, penalties_of
 from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 from logitd.sampling.beam import BeamParameters, BeamSearch, EarlyStopping, RequestStart
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
+
     from logitd.sampling.beam import BatchStep, Hypothesis, RequestStep
 
 RULES = ("HF", "VLLM", "VLLM_PROMPT_LENGTH")
 PROFILE_OF_RULE = {"HF": "HF", "VLLM": "VLLM", "VLLM_PROMPT_LENGTH": "VLLM"}
 VOCAB_SIZE = 12
 quick = settings(
-    derandomize=True, deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    derandomize=True, deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 
 
@@ -196,18 +197,6 @@ def check_hypothesis(message: types_pb2.Hypothesis, hypothesis: Hypothesis) -> N
     assert message.is_filler == hypothesis.is_filler
     log_probs = [] if hypothesis.token_log_probs is None else hypothesis.token_log_probs.tolist()
     assert read_doubles(message.token_log_probs) == log_probs
-
-
-@st.composite
-def partitions(draw: st.DrawFn, num_rows: int) -> list[tuple[int, int]]:
-    """All rows once, as (first row, rows), in any order."""
-    cuts = draw(st.sets(st.integers(1, num_rows - 1))) if num_rows > 1 else set()
-    edges = [0, *sorted(cuts), num_rows]
-    return draw(st.permutations([(start, stop - start) for start, stop in zip(edges, edges[1:], strict=False)]))
-
-
-def chunk(live: OpenBatch, logits: torch.Tensor, first_row: int, **fields: object) -> service_pb2.BeamStepRequest:
-    return service_pb2.BeamStepRequest(first_row=first_row, logits=tensor(logits), **fields)
 
 
 @quick

@@ -57,23 +57,22 @@ def test_form_that_is_not_listed_is_unimplemented(
     _, open_batch, make = STEPS["Apply"]
     request = make(open_batch(wire))
     request.form = form
-    try:
-        wire.call("Apply", request)
-        code = "OK"
-    except Failed as error:
-        code = error.failure.code
+    code = code_of(wire, "Apply", request.SerializeToString())
     assert (code == "UNIMPLEMENTED") == (form not in capabilities.apply_forms)
+
+
+def code_of(wire: Wire, method: str, data: bytes) -> str:
+    """The status that the server gives; one of gRPC itself would lack the details."""
+    try:
+        wire.send_bytes(method, data)
+    except Failed as error:
+        return error.failure.code
+    return "OK"
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_rpc_of_the_contract_is_served(wire: Wire, method: str) -> None:
-    """Nothing is answered by gRPC itself, whose statuses have no details."""
-    try:
-        wire.send_bytes(method, b"")
-    except Failed as error:
-        assert error.failure.reason
-    except StopIteration:
-        pytest.fail("no reply")
+    assert code_of(wire, method, b"") in {"OK", "INVALID_ARGUMENT", "NOT_FOUND"}
 
 
 def test_rpc_that_is_not_in_the_contract_is_unimplemented(wire: Wire) -> None:

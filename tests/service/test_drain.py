@@ -1,4 +1,4 @@
-"""A server on its way out: told in replies, refused to newcomers, done with what it has; and callers that never read."""
+"""A server on its way out says so and finishes what it has; callers that never read are hung up on."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -12,46 +12,20 @@ from hypothesis import strategies as st
 
 from helpers.penalty_strategies import DTYPES, PROFILES, Batch, batches
 from helpers.tensors import assert_same_bits
-from helpers.wire import OpenBatch, Wire, ints, patch, read_ints, read_items, read_tensor, tensor
-from helpers.wire_batches import creation_of
+from helpers.wire import OpenBatch, Wire, patch, read_ints, read_items, read_tensor, tensor
+from helpers.wire_batches import creation_of, partitions
+from helpers.wire_updates import Update, draw_update, message_of
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
     from logitd.sampling import PenaltyOrchestrator
 
 quick = settings(
-    derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    derandomize=True, deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
-quicker = settings(quick, max_examples=15)
+quicker = settings(quick, max_examples=8)
 # Beyond 16 KiB a message's logits are not parsed but viewed.
 LARGE_VOCABULARY = 5_003
-
-
-class Update(NamedTuple):
-    """What a step does to the histories."""
-
-    token_ids: list[int]
-    row_splits: list[int]
-    rollback: list[int]
-
-
-@st.composite
-def updates(draw: st.DrawFn, state: PenaltyOrchestrator) -> Update:
-    """Any number of tokens a row, after a rollback of any depth."""
-    rollback = [draw(st.integers(0, min(3, int(length)))) for length in state.output_lengths]
-    ids = st.lists(st.integers(0, state.vocab_size - 1), max_size=3)
-    rows = [draw(ids) for _ in rollback]
-    splits = np.cumsum([0, *map(len, rows)]).tolist()
-    return Update([token_id for row in rows for token_id in row], splits, rollback)
-
-
-@st.composite
-def partitions(draw: st.DrawFn, num_rows: int) -> list[tuple[int, int]]:
-    """All rows once, as (first row, rows), in any order."""
-    cuts = draw(st.sets(st.integers(1, num_rows - 1)) if num_rows > 1 else st.just(set()))
-    edges = [0, *sorted(cuts), num_rows]
-    pieces = [(start, stop - start) for start, stop in zip(edges, edges[1:], strict=False)]
-    return draw(st.permutations(pieces))
 
 
 def apply_request(
@@ -59,14 +33,13 @@ def apply_request(
 ) -> service_pb2.ApplyRequest:
     request = service_pb2.ApplyRequest(target=batch.target(), form=form, first_row=first_row, logits=tensor(logits))
     if update is not None:
-        request.tokens.token_ids = ints(*update.token_ids)
-        request.tokens.row_splits = ints(*update.row_splits)
-        request.tokens.rollback_counts = ints(*update.rollback)
+        request.tokens.CopyFrom(message_of(update))
     return request
 
 
 def step_library(state: PenaltyOrchestrator, update: Update) -> PenaltyOrchestrator:
-    return state.accumulate(update.token_ids, update.row_splits, rollback=update.rollback)
+    flat = [token_id for tokens in update.tokens for token_id in tokens]
+    return state.accumulate(flat, np.cumsum([0, *map(len, update.tokens)]), rollback=update.rollback)
 
 
 def check_dense(reply: service_pb2.ApplyResponse, state: PenaltyOrchestrator, logits: torch.Tensor) -> None:
@@ -87,7 +60,7 @@ def check_against_library(wire: Wire, batch: Batch, data: st.DataObject) -> None
     state = batch.open()
     with wire.opened(creation_of(batch)) as live:
         for _ in range(3):
-            update = data.draw(updates(state))
+            update = draw_update(data, live, batch.vocab_size)
             state = step_library(state, update)
             dense = wire.call("Apply", apply_request(live, batch.logits, types_pb2.APPLY_FORM_DENSE, update))
             live.revision = dense.revision
@@ -124,11 +97,10 @@ def test_chunks_of_any_rows_in_any_order_are_the_whole_step(
     form, check = data.draw(
         st.sampled_from([(types_pb2.APPLY_FORM_DENSE, check_dense), (types_pb2.APPLY_FORM_SPARSE, check_sparse)])
     )
-    before = batch.open()
-    update = data.draw(updates(before))
-    state = step_library(before, update)
-    pieces = data.draw(partitions(state.num_rows))
+    pieces = data.draw(partitions(len(batch.rows)))
     with wire.opened(creation_of(batch)) as live:
+        update = draw_update(data, live, vocab_size)
+        state = step_library(batch.open(), update)
         requests = []
         for number, (first_row, count) in enumerate(pieces):
             logits = batch.logits[first_row : first_row + count]
@@ -151,7 +123,7 @@ def test_chunks_of_a_step_that_broke_off_leave_the_next_revision(wire: Wire) -> 
         service_pb2.CreateBatchRequest(batch_id="broken", create_key=bytes(16), vocab_size=2, sequences=sequences)
     ) as live:
         conversation = wire.converse("Apply")
-        update = Update([0, 1], [0, 1, 2], [0, 0])
+        update = Update([0, 0], [[0], [1]])
         first = apply_request(live, logits[:1], types_pb2.APPLY_FORM_DENSE, update)
         assert conversation.ask(first).revision == 1
         conversation.call.cancel()

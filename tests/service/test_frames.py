@@ -21,7 +21,7 @@ LOGITS, DATA = service_pb2.ApplyRequest.LOGITS_FIELD_NUMBER, types_pb2.Tensor.DA
 thorough = settings(
     derandomize=True,
     deadline=None,
-    max_examples=400,
+    max_examples=200,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

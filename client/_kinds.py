@@ -1,0 +1,71 @@
+"""What the batches of each kind know beside what both do. No I/O."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from logitd.client._apply_steps import split_rows
+from logitd.client._logits import InlineLogits, LogitsSource, SharedRows
+from logitd.client._session import BatchSession
+from logitd.client._shared import SharedMemory
+from logitd.client._steps import most_tokens
+
+if TYPE_CHECKING:
+    from collections import abc
+
+    import numpy.typing as npt
+
+    from logitd.client._beam_history import BeamHistory
+    from logitd.client._penalty_history import PenaltyHistory
+    from logitd.client._steps import StepTokens
+    from logitd.client._types import BeamStep, RowLayout, SearchStep
+
+_MOST_REPLY_BYTES = 4 * 1024 * 1024 - 1024
+"""gRPC's own limit of a message, less what stands around the arrays of edits."""
+_ROW_BYTES, _EDIT_BYTES = 12, 9
+"""Of edits: row splits, repetition, presence; token id, frequency sum, flags."""
+
+
+class PenaltySession(BatchSession):
+    """Of a penalty batch."""
+
+    history: PenaltyHistory
+
+    def _rows_in(self, shared: SharedMemory, rows: slice | None) -> SharedRows:
+        whole = slice(0, self._num_rows)
+        if rows is None:
+            return SharedRows(shared, whole)
+        start, stop, step = rows.indices(whole.stop)
+        return SharedRows(shared, slice(start, stop, step))
+
+    def _edit_ranges(self, token_ids: StepTokens | None, chunk_bytes: int) -> list[slice]:
+        # Rows that are answered together, so that a reply stays below the least limit of messages that there is.
+        added = 0 if token_ids is None else most_tokens(token_ids)
+        weights = [_ROW_BYTES + _EDIT_BYTES * (count + added) for count in self.history.most_edits()]
+        return split_rows(weights, min(chunk_bytes, _MOST_REPLY_BYTES))
+
+
+class BeamSession(BatchSession):
+    """Of a beam batch."""
+
+    history: BeamHistory
+
+    def _logits_of(self, logits: npt.ArrayLike | SharedMemory, chunk_bytes: int) -> LogitsSource:
+        if isinstance(logits, SharedMemory):
+            return SharedRows(logits, slice(0, self._num_rows))
+        return InlineLogits(logits, chunk_bytes)
+
+
+class SearchResults:
+    """Gathers the last step of each search."""
+
+    def __init__(self, rows: abc.Iterable[RowLayout]) -> None:
+        self._last: dict[str, SearchStep | None] = {row.sequence_id: None for row in rows}
+
+    def take(self, step: BeamStep) -> None:
+        """Looks for searches that ended."""
+        self._last.update({search.sequence_id: search for search in step.searches if search.is_done})
+
+    def in_order(self) -> tuple[SearchStep, ...]:
+        """What was found, in the order of the rows."""
+        return tuple(search for search in self._last.values() if search is not None)
