@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from logitd.service.errors import RevisionMismatch, UidMismatch
 from logitd.service.identity import UID_BYTES, Mutation, Standing, Target
@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from logitd.service.creation import BatchPlan, SequencePlan
+
+
+class _Totals(NamedTuple):
+    """Sums over sequences, which every creation and every scrape asks of all batches."""
+
+    sequences: tuple[SequencePlan, ...]
+    reserved_bytes: int
+    prompt_bytes: int
+
+    @classmethod
+    def of(cls, sequences: tuple[SequencePlan, ...]) -> _Totals:
+        return cls(
+            sequences,
+            sum(sequence.reserved_bytes for sequence in sequences),
+            sum(sequence.prompt_token_ids.nbytes for sequence in sequences),
+        )
 
 
 class Batch(ABC):
@@ -33,18 +49,18 @@ class Batch(ABC):
         self.uid = secrets.token_bytes(UID_BYTES)
         self.revision = 0
         self.last_mutation: Mutation | None = None
+        self._totals = _Totals.of(self.sequences)
 
     @property
     def reserved_bytes(self) -> int:
         """Bytes of state when every sequence has output all that it may."""
-        return sum(sequence.reserved_bytes for sequence in self.sequences)
+        return self._current_totals().reserved_bytes
 
     @property
     def state_bytes(self) -> int:
         """Bytes of state now: the prompts, what was output, and the reply kept for a retry."""
-        prompts = sum(sequence.prompt_token_ids.nbytes for sequence in self.sequences)
         reply = 0 if self.last_mutation is None else len(self.last_mutation.reply)
-        return prompts + reply + self.output_bytes
+        return self._current_totals().prompt_bytes + reply + self.output_bytes
 
     @property
     def max_rows(self) -> int:
@@ -127,3 +143,8 @@ class Batch(ABC):
     @abstractmethod
     def sequence_messages(self, *, is_full: bool) -> Sequence[types_pb2.Sequence]:
         """The sequences in batch order, with all that a rebuild needs if `is_full`."""
+
+    def _current_totals(self) -> _Totals:
+        if self._totals.sequences is not self.sequences:
+            self._totals = _Totals.of(self.sequences)
+        return self._totals

@@ -61,7 +61,8 @@ class BeamBatch(Batch):
     def advance(self, search: BeamSearch, remaining: Sequence[int]) -> None:
         """Take the next search, and the sequences (by their place before) that go on in it."""
         self.search = search
-        self.sequences = tuple(self.sequences[index] for index in remaining)
+        if len(remaining) < len(self.sequences):
+            self.sequences = tuple(self.sequences[index] for index in remaining)
 
     def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
         self.search = self.search.filter(places)

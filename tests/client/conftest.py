@@ -234,9 +234,9 @@ def server_target(shared_server: Server) -> str:
     return shared_server.target
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A real server that the test may kill and start again."""
+    """A real server that a test may kill if it starts it again."""
     server = Server(tmp_path_factory.mktemp("own"))
     yield server
     server.stop()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from logitd.client import (
-    AsyncClient,
     BatchNotFoundError,
     Beam,
-    Client,
     EditTable,
     Penalties,
     RefillNeededError,
@@ -40,179 +38,164 @@ def logits_of(*key, rows=3, bias=0.0):
 
 
 class Killer:
-    """Kills the server now and then, where it is asked to, and starts it again a moment later."""
+    """Kills the server before some of the steps that it is told of, and starts it again in the meantime."""
 
     def __init__(self, server=None, at=()):
-        self._server, self._at, self._asked = server, set(at), 0
+        self._server, self._at, self._num_steps = server, set(at), 0
         self._starting = None
 
-    @property
-    def num_kills(self):
-        return sum(place < self._asked for place in self._at)
-
     def __call__(self):
-        if self._asked in self._at:
+        if self._num_steps in self._at:
             self.wait()
+            self._at.discard(self._num_steps)
             self._server.kill()
             self._starting = threading.Thread(target=self._server.start)
             self._starting.start()
-        self._asked += 1
+        self._num_steps += 1
 
     def wait(self):
+        """Until the server is back; none is to die any more."""
         if self._starting is not None:
             self._starting.join()
 
+    def finish(self):
+        self.wait()
+        assert not self._at
 
-async def decode(batch, killer):
-    """All forms in turns, and changes of the batch's members in between; the results in their order."""
-    table, found, token_ids = EditTable(), [], None
-    for step in range(14):
-        logits = logits_of(step, rows=len(batch.rows))
-        killer()
-        if step % 4 == 3:
-            table.update(await batch.edits(token_ids, since=table.revision))
-            processed = logits.copy()
-            table.apply_to_inplace(processed)
-        elif step % 4 == 2:
-            processed = logits.copy()
-            (await batch.apply_sparse(logits, token_ids)).apply_to_inplace(processed)
-        else:
-            processed = await batch.apply(logits, token_ids)
-        found.append(processed)
-        token_ids = processed.argmax(axis=1)
-        if step == 5:
-            await batch.accumulate([[7, 8], [], [9]], rollback=[1, 0, 2])
-        if step == 8:
-            await batch.accumulate(token_ids)
+
+async def penalise(client, found):
+    """All forms in turns, with rollback and a filter in between."""
+    async with await client.create_batch(SEQUENCES, vocab_size=VOCAB, profile="HF") as batch:
+        table, token_ids = EditTable(), None
+        for step in range(8):
+            logits = logits_of(step, rows=len(batch.rows))
+            yield
+            if step % 3 == 0:
+                processed = await batch.apply(logits, token_ids)
+            elif step % 3 == 1:
+                processed = logits.copy()
+                (await batch.apply_sparse(logits, token_ids)).apply_to_inplace(processed)
+            else:
+                table.update(await batch.edits(token_ids, since=table.revision))
+                processed = logits.copy()
+                table.apply_to_inplace(processed)
+            found.append(processed.tobytes())
+            token_ids = processed.argmax(axis=1)
+            if step == 3:
+                yield
+                await batch.accumulate([[7, 8], [], [9]], rollback=[1, 0, 2])
+                yield
+                await batch.filter(["c", "a", ("a", "fork"), "b"])
+                token_ids = None
+        found.append(batch.revision)
+        outputs = [list(sequence.output_token_ids) for sequence in batch.sequences]
+        info = await client.get_batch(batch.batch_id, full=True)
+        assert outputs == [list(sequence.output_token_ids) for sequence in info.sequences]
+        found.append(outputs)
+
+
+async def search(client, found, rule, searches):
+    """Logits that depend on the rows' histories, so that a wrong beam shows."""
+    options = {"vocab_size": VOCAB, "beam_rule": rule, "allow_penalty_extension": rule != "HF"}
+    async with await client.create_beam_batch(searches, **options) as batch:
+        rows = [tuple(search.prompt_token_ids) for search in searches]
+        while batch.rows:
+            logits = np.concatenate([logits_of(*row, rows=1, bias=2.0) for row in rows])
+            yield
+            step = await batch.beam_step(logits)
+            found.append(described(step))
+            rows = [(*rows[parent], int(token)) for parent, token in zip(step.parent_rows, step.token_ids, strict=True)]
+
+
+def described(step):
+    """All that a step said, to the bit."""
+    return (
+        step.parent_rows.tolist(),
+        step.token_ids.tolist(),
+        step.scores.tolist(),
+        [
+            (one.finish_reason, one.checkpoint, one.log_prob_sums.tolist(), one.token_log_probs.tolist())
+            for one in step.searches
+        ],
+        [
+            (h.token_ids.tolist(), h.score, h.running_sum, h.parent_chain.tolist(), h.token_log_probs.tolist())
+            for one in step.searches
+            for h in (*one.entered, *one.hypotheses)
+        ],
+    )
+
+
+async def share(client, found, **options):
+    """In place and as a patch, in memory that the server has to be given again."""
+    async with (
+        await client.create_batch(SEQUENCES, vocab_size=VOCAB) as batch,
+        await client.shared_logits(3, VOCAB, **options) as shared,
+    ):
+        token_ids = None
+        for step in range(8):
+
+            def fill(step=step):
+                shared.array[...] = logits_of(step)
+
+            fill()
+            yield
+            if step % 3:
+                await batch.apply_inplace(shared, token_ids, refill=fill)
+            else:
+                (await batch.apply_shared(shared, token_ids)).apply_to_inplace(shared.array)
+            found.append(shared.array.tobytes())
+            token_ids = shared.array.argmax(axis=1)
+
+
+async def merge(client, found):
+    """Every few steps another sequence comes in."""
+    async with await client.create_batch(SEQUENCES[:1], vocab_size=VOCAB) as batch:
+        for step in range(4):
+            other = await client.create_batch(
+                [Sequence(penalties=PENALTIES[0], sequence_id=str(step))], vocab_size=VOCAB
+            )
+            await other.accumulate([[step, step, 7]])
+            yield
+            await batch.merge(other)
+            yield
+            processed = await batch.apply(logits_of(step, rows=len(batch.rows)), list(range(len(batch.rows))))
+            found.append((processed.tobytes(), batch.revision))
+
+
+async def decode_all(client, killer, memory_dir):
+    """Decoders of every kind, a step of each after the other; what each of them found."""
+    kinds = [
+        penalise,
+        lambda client, found: search(client, found, "HF", SEARCHES),
+        lambda client, found: search(client, found, "VLLM", [SEARCHES[0], replace(SEARCHES[1], beam=Beam(2))]),
+        share,
+        lambda client, found: share(client, found, shared_memory_dir=memory_dir),
+        merge,
+    ]
+    found = [[] for _ in kinds]
+    decoders = [kind(client, results) for kind, results in zip(kinds, found, strict=True)]
+    while decoders:
+        for decoder in list(decoders):
+            try:
+                await anext(decoder)
+            except StopAsyncIteration:
+                decoders.remove(decoder)
             killer()
-            await batch.filter(["c", "a", ("a", "fork"), "b"])
-            token_ids = None
+    killer.finish()
     return found
 
 
-def test_a_decoder_does_not_notice_that_its_server_dies(own_server, connect, run):
+@pytest.mark.timeout(300)
+def test_decoders_do_not_notice_that_their_server_dies(own_server, connect, run):
     async def scenario(killer):
-        async with (
-            connect(own_server.target) as client,
-            await client.create_batch(SEQUENCES, vocab_size=VOCAB, profile="HF") as batch,
-        ):
-            found = await decode(batch, killer)
-            info = await client.get_batch(batch.batch_id, full=True)
-            outputs = [list(sequence.output_token_ids) for sequence in info.sequences]
-            assert [list(sequence.output_token_ids) for sequence in batch.sequences] == outputs
-            killer.wait()
-            return found, outputs, batch.revision
+        async with connect(own_server.target) as client:
+            return await decode_all(client, killer, str(own_server.memory_dir))
 
     undisturbed = run(lambda: scenario(Killer()))
-    killer = Killer(own_server, at=[0, 4, 7, 9, 12])
-    found, outputs, revision = run(lambda: scenario(killer))
-    assert killer.num_kills == 5
-    assert (outputs, revision) == undisturbed[1:]
-    assert [each.tobytes() for each in found] == [each.tobytes() for each in undisturbed[0]]
-
-
-async def search(batch, killer):
-    """Logits that depend on the rows' histories, so that a wrong beam shows; the results in their order."""
-    rows, found = [(1, 2), (3,)], []
-    while batch.rows:
-        logits = np.concatenate([logits_of(*row, rows=1, bias=2.0) for row in rows])
-        killer()
-        step = await batch.beam_step(logits)
-        found.append(step)
-        rows = [(*rows[parent], int(token)) for parent, token in zip(step.parent_rows, step.token_ids, strict=True)]
-    return found
-
-
-def described(steps):
-    """All that the steps of a search said, to the bit."""
-    return [
-        (
-            step.parent_rows.tolist(),
-            step.token_ids.tolist(),
-            step.scores.tolist(),
-            [
-                (one.finish_reason, one.checkpoint, one.log_prob_sums.tolist(), one.token_log_probs.tolist())
-                for one in step.searches
-            ],
-            [
-                (h.token_ids.tolist(), h.score, h.running_sum, h.parent_chain.tolist(), h.token_log_probs.tolist())
-                for one in step.searches
-                for h in (*one.entered, *one.hypotheses)
-            ],
-        )
-        for step in steps
-    ]
-
-
-@pytest.mark.parametrize("rule", ["HF", "VLLM"])
-def test_a_search_does_not_notice_that_its_server_dies(own_server, connect, run, rule):
-    searches = SEARCHES if rule == "HF" else [Sequence([1, 2], None, 9, [EOS], beam=Beam(3)), SEARCHES[0]]
-    options = {"vocab_size": VOCAB, "beam_rule": rule, "allow_penalty_extension": rule == "VLLM"}
-
-    async def scenario(killer):
-        async with (
-            connect(own_server.target) as client,
-            await client.create_beam_batch(searches, **options) as batch,
-        ):
-            found = await search(batch, killer)
-            killer.wait()
-            return described(found)
-
-    killer = Killer(own_server, at=[0, 2, 5])
-    disturbed = run(lambda: scenario(killer))
-    assert killer.num_kills == 3
-    assert disturbed == run(lambda: scenario(Killer()))
-
-
-def test_batches_whose_server_dies_are_merged(own_server, connect, run):
-    async def scenario(killer):
-        async with (
-            connect(own_server.target) as client,
-            await client.create_batch(SEQUENCES[:2], vocab_size=VOCAB) as batch,
-        ):
-            other = await client.create_batch(SEQUENCES[2:], vocab_size=VOCAB)
-            await batch.accumulate([5, 6])
-            await other.accumulate([[7, 7, 8]])
-            killer()
-            await batch.merge(other)
-            killer()
-            processed = await batch.apply(logits_of(0), [1, 2, 3])
-            killer.wait()
-            return processed.tobytes(), batch.revision
-
-    killer = Killer(own_server, at=[0, 1])
-    assert run(lambda: scenario(killer)) == run(lambda: scenario(Killer()))
-
-
-@pytest.mark.parametrize("kind", ["memory file", "named file"])
-def test_shared_logits_outlive_their_server(own_server, connect, run, kind):
-    options = {"shared_memory_dir": str(own_server.memory_dir)} if kind == "named file" else {}
-
-    async def scenario(killer):
-        async with (
-            connect(own_server.target) as client,
-            await client.create_batch(SEQUENCES, vocab_size=VOCAB) as batch,
-            await client.shared_logits(3, VOCAB, **options) as shared,
-        ):
-            found, token_ids = [], None
-            for step in range(6):
-
-                def fill(step=step):
-                    shared.array[...] = logits_of(step)
-
-                fill()
-                killer()
-                if step % 2:
-                    (await batch.apply_shared(shared, token_ids)).apply_to_inplace(shared.array)
-                else:
-                    await batch.apply_inplace(shared, token_ids, refill=fill)
-                found.append(shared.array.tobytes())
-                token_ids = shared.array.argmax(axis=1)
-            killer.wait()
-            return found
-
-    killer = Killer(own_server, at=[1, 4])
-    assert run(lambda: scenario(killer)) == run(lambda: scenario(Killer()))
+    # Each of the decoders once is the first to meet a server that is gone.
+    disturbed = run(lambda: scenario(Killer(own_server, at=[5, 12, 19, 26, 33, 40])))
+    for one, other in zip(disturbed, undisturbed, strict=True):
+        assert one == other
 
 
 def test_without_a_refill_the_decoder_is_told_when_its_server_is_back(own_server, connect, run):
@@ -278,7 +261,8 @@ def test_a_merge_rebuilds_only_the_batch_that_is_gone(server_target, connect, ru
 
 def test_the_patience_has_an_end(own_server, connect, run):
     async def scenario():
-        async with connect(own_server.target, recover_timeout=0.5) as client:
+        async with connect(own_server.target, recover_timeout=0.5) as client, connect(own_server.target) as patient:
+            before = await patient.capabilities()
             batch = await client.create_batch(SEQUENCES, vocab_size=VOCAB)
             await batch.accumulate([1, 2, 3])
             own_server.kill()
@@ -287,10 +271,14 @@ def test_the_patience_has_an_end(own_server, connect, run):
                 await batch.accumulate([4, 5, 6])
             assert 0.4 < time.monotonic() - began < 5
             assert batch.has_unanswered_step
-            own_server.start()
+            starting = threading.Thread(target=own_server.start)
+            starting.start()
+            # Calls beside the steps wait for a server that was there.
+            assert (await patient.capabilities()).instance_id != before.instance_id
             await batch.retry()
             assert [list(sequence.output_token_ids) for sequence in batch.sequences] == [[1, 4], [2, 5], [3, 6]]
             await batch.delete()
+            starting.join()
 
     run(scenario)
 
@@ -320,35 +308,3 @@ def test_a_batch_without_sequences_cannot_be_rebuilt(server_target, connect, run
                 await batch.filter([])
 
     run(scenario)
-
-
-def test_calls_beside_the_steps_wait_for_a_server_that_was_there(own_server, connect, run):
-    async def scenario():
-        async with connect(own_server.target) as client:
-            before = await client.capabilities()
-            killer = Killer(own_server, at=[0])
-            killer()
-            batch = await client.create_batch(SEQUENCES, vocab_size=VOCAB)
-            assert (await client.capabilities()).instance_id != before.instance_id
-            assert (await client.get_batch(batch.batch_id)).uid == batch.uid
-            killer.wait()
-
-    run(scenario)
-
-
-def test_both_surfaces_recover_side_by_side(own_server):
-    async def scenario():
-        async with (
-            AsyncClient(own_server.target) as client,
-            await client.create_batch(SEQUENCES, vocab_size=VOCAB) as batch,
-        ):
-            with Client(own_server.target) as blocking, blocking.create_batch(SEQUENCES, vocab_size=VOCAB) as other:
-                killer = Killer(own_server, at=[0])
-                killer()
-                logits = logits_of(0)
-                mine = batch.apply(logits, [1, 2, 3])
-                others = asyncio.to_thread(other.apply, logits, [1, 2, 3])
-                assert np.array_equal(*await asyncio.gather(mine, others))
-                killer.wait()
-
-    asyncio.run(scenario())

@@ -116,7 +116,7 @@ def _scatter_tokens(logits: torch.Tensor, rows: Sequence[RowStart]) -> tuple[tor
     parameters = _columns(rows)
     repetitions, frequencies, presences = torch.ones_like(logits), torch.zeros_like(logits), torch.zeros_like(logits)
     for index, row in enumerate(rows):
-        for token_id in torch.tensor(row.output_token_ids, dtype=torch.int64).split(1):
+        for token_id in torch.tensor(row.output_token_ids, dtype=torch.int64).unsqueeze(1):
             repetitions[index].scatter_(0, token_id, parameters.repetition[index])
             frequencies[index].scatter_add_(0, token_id, parameters.frequency[index])
             presences[index].scatter_(0, token_id, parameters.presence[index])

@@ -48,4 +48,5 @@ def _tolerance(row: RowStart, logits: NDArray[np.float64], counts: NDArray[np.in
     p = row.parameters
     terms = np.abs(logits) + np.abs(p.frequency_penalty) * counts + np.abs(p.presence_penalty)
     scale = max(p.repetition_penalty, 1 / p.repetition_penalty)
-    return (6 + counts) * _FP32_STEP * terms * scale + _FP32_UNDERFLOW
+    tolerance: NDArray[np.float64] = (6 + counts) * _FP32_STEP * terms * scale + _FP32_UNDERFLOW
+    return tolerance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -45,6 +45,15 @@ class Batch:
         return PenaltyOrchestrator.create(self.profile, self.vocab_size, self.rows)
 
 
+_Drawn = TypeVar("_Drawn")
+
+
+class Draw(Protocol):
+    """How a composite strategy and a test with `st.data()` both draw."""
+
+    def __call__(self, strategy: st.SearchStrategy[_Drawn], /) -> _Drawn: ...
+
+
 # One draw a history or stop set: a byte chooses an id of the pool. Drawing ids one by one takes most of a test's time.
 _HISTORIES = st.binary(max_size=12)
 _STOP_SETS = st.binary(max_size=4)
@@ -73,24 +82,24 @@ def parameters(profile: str, *, moderate: bool = False) -> st.SearchStrategy[Pen
     return st.one_of(asked, asked, asked, st.just(PenaltyParameters()))
 
 
-def draw_pool(draw: st.DrawFn, vocab_size: int) -> tuple[int, ...]:
+def draw_pool(draw: Draw, vocab_size: int) -> tuple[int, ...]:
     """A few ids, the first and the last of the vocabulary among them, so that tokens repeat at any size."""
     random = np.random.default_rng(draw(_SEEDS))
     return (0, vocab_size - 1, *random.integers(0, vocab_size, 4).tolist())
 
 
-def draw_ids(draw: st.DrawFn, pool: Sequence[int], choices: st.SearchStrategy[bytes] = _HISTORIES) -> tuple[int, ...]:
+def draw_ids(draw: Draw, pool: Sequence[int], choices: st.SearchStrategy[bytes] = _HISTORIES) -> tuple[int, ...]:
     return tuple(pool[choice % len(pool)] for choice in draw(choices))
 
 
-def draw_row(draw: st.DrawFn, profile: str, pool: Sequence[int], *, moderate: bool = False) -> RowStart:
+def draw_row(draw: Draw, profile: str, pool: Sequence[int], *, moderate: bool = False) -> RowStart:
     asked = draw(parameters(profile, moderate=moderate))
     with_stops = replace(asked, stop_token_ids=draw_ids(draw, pool, _STOP_SETS))
     return RowStart(with_stops, draw_ids(draw, pool), draw_ids(draw, pool))
 
 
 def draw_logits(
-    draw: st.DrawFn, num_rows: int, width: int, dtype: torch.dtype, pool: Sequence[int], *, moderate: bool = False
+    draw: Draw, num_rows: int, width: int, dtype: torch.dtype, pool: Sequence[int], *, moderate: bool = False
 ) -> torch.Tensor:
     """Normal logits [num_rows, width], one in three ids of the pool with an awkward value instead."""
     random = np.random.default_rng(draw(_SEEDS))

@@ -5,13 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from helpers.beam_stub import Decoder, StubModel
+from helpers.client_search import run_searches
+from logitd.client import Beam, Sequence
 from logitd.sampling.beam import BeamParameters, BeamSearch, RequestStart
 
 if TYPE_CHECKING:
     import random
 
+    from helpers.client_search import SearchEnd
     from helpers.vllm_offline import Found, VllmSearch
+    from logitd.client import Client
 
 
 @dataclass(frozen=True)
@@ -81,3 +87,18 @@ class VllmRequest:
         """The library's search."""
         search = BeamSearch.start(rule, self.model.vocab_size, [RequestStart(self.parameters)])
         return Decoder(search, [self.model], [self.prompt]).run()
+
+    def run_server(self, client: Client, rule: str) -> SearchEnd:
+        """The same search through the client."""
+        sequence = Sequence(
+            self.prompt,
+            None,
+            self.max_new_tokens,
+            self.model.eos_token_ids,
+            beam=Beam(self.width, self.length_penalty, return_token_log_probs=True),
+        )
+        with client.create_beam_batch([sequence], vocab_size=self.model.vocab_size, beam_rule=rule) as batch:
+            found = run_searches(
+                batch, {"0": self.prompt}, lambda rows: np.stack([self.model(row.history) for row in rows])
+            )
+        return found["0"]

@@ -1,75 +1,50 @@
 """The VLLM rules against vLLM's own offline search, on a model that is a hash of the token sequence.
 
-The engine's files are looked for under `build/parity` (``vllm-*.whl`` or ``vllm-*.tar.gz``) and in the paths that
-LOGITD_VLLM_SOURCES lists; version 0.33 or newer is compared with VLLM, up to 0.32 with VLLM_PROMPT_LENGTH. Without
-them the vectors that `record_vllm_vectors.py` wrote are replayed.
+Version 0.33 or newer is compared with VLLM, up to 0.32 with VLLM_PROMPT_LENGTH, where the engine's code is there
+(`conftest.find_vllm`); the vectors that `record_vllm_vectors.py` wrote from both are always replayed, in the library
+and through a running server.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
-from helpers.vllm_offline import VllmSearch
 from helpers.vllm_requests import VllmRequest
 from logitd.sampling.beam import FinishReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-ROOT = Path(__file__).parents[2]
+    from helpers.vllm_offline import VllmSearch
+    from logitd.client import Client
+
 VECTORS = Path(__file__).parent / "vectors" / "beam_vllm.json"
 NUM_REQUESTS = 1_200
 PER_TEST = 60
 
 
-def find_sources() -> list[Path]:
-    """Where the engine's code lies."""
-    named = [Path(name) for name in os.environ.get("LOGITD_VLLM_SOURCES", "").split(os.pathsep) if name]
-    folder = ROOT / "build" / "parity"
-    return named + sorted([*folder.glob("vllm-*.whl"), *folder.glob("vllm-*.tar.gz")])
-
-
-SOURCES = find_sources()
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    # Waking a second thread costs more than these small tensors do, many times more on a busy machine.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session", params=SOURCES, ids=[source.name for source in SOURCES])
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VllmSearch:
-    return VllmSearch(request.param, tmp_path_factory.mktemp("vllm"))
-
-
 @pytest.mark.parametrize("seed", range(NUM_REQUESTS // PER_TEST))
-def test_every_beam_is_the_engines(engine: VllmSearch, seed: int) -> None:
-    check(engine, random.Random(seed), [None] * PER_TEST)
+def test_every_beam_is_the_engines(vllm: VllmSearch, seed: int) -> None:
+    check(vllm, random.Random(seed), [None] * PER_TEST)
 
 
-def test_every_beam_is_the_engines_where_candidates_are_found_by_blocks(engine: VllmSearch) -> None:
-    check(engine, random.Random(0), [8192, 8193, 9000, 8300] * 8)
+def test_every_beam_is_the_engines_where_candidates_are_found_by_blocks(vllm: VllmSearch) -> None:
+    check(vllm, random.Random(0), [8192, 8193, 9000, 8300] * 8)
 
 
-def check(engine: VllmSearch, rng: random.Random, vocab_sizes: Sequence[int | None]) -> None:
+def check(vllm: VllmSearch, rng: random.Random, vocab_sizes: Sequence[int | None]) -> None:
     # The older version looks at one EOS id.
-    rule, max_eos = ("VLLM_PROMPT_LENGTH", 1) if engine.counts_prompt else ("VLLM", 3)
+    rule, max_eos = ("VLLM_PROMPT_LENGTH", 1) if vllm.counts_prompt else ("VLLM", 3)
     for vocab_size in vocab_sizes:
         request = VllmRequest.draw(rng, max_eos=max_eos, with_ties=True, vocab_size=vocab_size)
         result = request.run_rule(rule).results[0]
-        hypotheses, found = result.hypotheses, request.run_engine(engine)
+        hypotheses, found = result.hypotheses, request.run_engine(vllm)
         if result.finish_reason is FinishReason.NO_CANDIDATE:
             # The engine goes on to max_new_tokens with beams at -inf.
             hypotheses = tuple(h for h in hypotheses if h.score > -math.inf)
@@ -81,10 +56,11 @@ def check(engine: VllmSearch, rng: random.Random, vocab_sizes: Sequence[int | No
 
 
 @pytest.mark.parametrize("rule", ["VLLM", "VLLM_PROMPT_LENGTH"])
-def test_recorded_beams_come_back(rule: str) -> None:
+def test_recorded_beams_come_back(client: Client, rule: str) -> None:
     vectors = json.loads(VECTORS.read_text())[rule]
     assert len(vectors) >= 100
     for vector in vectors:
-        hypotheses = VllmRequest.from_json(vector["request"]).run_rule(rule).results[0].hypotheses
-        assert [h.token_ids.tolist() for h in hypotheses] == vector["token_ids"]
-        assert [h.score for h in hypotheses] == pytest.approx(vector["scores"], rel=1e-5)
+        request = VllmRequest.from_json(vector["request"])
+        for hypotheses in (request.run_rule(rule).results[0].hypotheses, request.run_server(client, rule).hypotheses):
+            assert [h.token_ids.tolist() for h in hypotheses] == vector["token_ids"]
+            assert [h.score for h in hypotheses] == pytest.approx(vector["scores"], rel=1e-5)

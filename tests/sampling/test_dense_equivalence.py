@@ -59,7 +59,7 @@ def assert_is_patch_of(patch: Patch, batch: Batch) -> None:
 
 @every_profile
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=150)
 def test_apply_equals_the_dense_form(profile: str, device: torch.device, data: st.DataObject) -> None:
     assert_equals_dense_form(data.draw(batches(profile)), device)
 
@@ -81,7 +81,7 @@ def test_more_tokens_than_a_block_holds_equal_the_dense_form(
 ) -> None:
     random = np.random.default_rng(7)
     vocab_size = 32_001
-    asked = [(12_000, 1.3, 0.7, -0.5), (3000, 1.0, -1.1, 0.0), (4000, 0.6, 0.0, 0.3), (4000, 1.0, 0.0, 0.0)]
+    asked = [(12_000, 1.3, 0.7, -0.5), (100, 1.0, 0.0, 0.0), (4000, 1.0, -1.1, 0.0), (9000, 0.6, 0.0, 0.3)]
     rows = tuple(
         RowStart(
             PenaltyParameters(r, f, p, min_new_tokens=9000, stop_token_ids=(2, vocab_size - 1)),

@@ -32,6 +32,9 @@ Model: TypeAlias = tuple[RowStart, ...]
 class PenaltyStates(RuleBasedStateMachine):
     """The state under test beside the rows that it stands for."""
 
+    state: PenaltyOrchestrator
+    model: Model
+
     def __init__(self) -> None:
         super().__init__()
         self.left_behind: list[tuple[PenaltyOrchestrator, Model]] = []

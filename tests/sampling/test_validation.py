@@ -61,7 +61,7 @@ BAD_TOKENS: list[tuple[Any, str, str]] = [
 
 def refuses(field: str, rule: str) -> pytest.RaisesExc[ParameterError]:
     def names_the_field(error: ParameterError) -> bool:
-        return error.field == field and error.rule.startswith(rule)
+        return bool(error.field == field and error.rule.startswith(rule))
 
     return pytest.RaisesExc(ParameterError, match=re.escape(f"{field} {rule}"), check=names_the_field)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from helpers.live_server import serving
+from helpers.live_server import LiveServer, serving
 from helpers.right_requests import (
     BEAM_LOGITS,
     PENALTY_LOGITS,
@@ -264,6 +264,15 @@ def keep_reply(
         beams[layout.sequence_id] = grown
         pools[search.sequence_id] += search.entered
         checkpoints[search.sequence_id] = search.checkpoint
+
+
+def test_what_a_rebuild_brought_is_kept_once(server: LiveServer, wire: Wire) -> None:
+    """The message of a long search is many times its state."""
+    for open_batch in (open_penalty_batch, open_beam_batch):
+        with wire.opened(rebuilt(open_batch(wire))) as batch:
+            kept = server.registry.find(batch.batch_id, batch.uid)
+            assert kept.plan.sequences == ()
+            assert all(s.beams is None and len(s.output_token_ids) == 0 for s in kept.sequences)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from helpers.live_server import LiveServer, serving
 from helpers.right_requests import STEPS, open_penalty_batch, penalty_creation
 from helpers.server_process import running_process
-from helpers.wire import SERVICE, TIMEOUT, Wire, read_failure
+from helpers.wire import SERVICE, TIMEOUT, Failed, Wire, read_failure
 from logitd.service.config import ConfigError, ServerConfig
 from logitd.service.regions.side_socket import SUFFIX
 from logitd.service.sockets import claiming, listen_unix
@@ -154,6 +154,18 @@ def test_stop_waits_for_what_runs_and_what_is_queued(tmp_path: Path, monkeypatch
         wire.close()
 
 
+def test_stream_that_opens_too_late_ends_at_once(tmp_path: Path) -> None:
+    """Its call was on the way when the others were ended."""
+    with serving(make_config(tmp_path)) as live:
+        wire = Wire(live.address)
+        batch = open_penalty_batch(wire)
+        live.server._handlers.end_streams()
+        with pytest.raises(Failed) as caught:
+            wire.converse("Accumulate").ask(STEPS["Accumulate"][2](batch))
+        assert caught.value.failure.reason == "DRAINING"
+        wire.close()
+
+
 def test_hurry_cuts_the_grace_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(make_config(tmp_path, grace_seconds=60)) as live:
         wire = Wire(live.address)
@@ -164,8 +176,9 @@ def test_hurry_cuts_the_grace_short(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         thread = stopping(live)
         wait_for(lambda: live.server.context.is_draining)
         live.hurry()
-        with pytest.raises(grpc.RpcError):
+        with pytest.raises(grpc.RpcError) as cut:
             next(stream.call)
+        assert cut.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         gate.open()
         thread.join(SECONDS)
         assert not thread.is_alive()

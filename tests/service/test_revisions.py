@@ -123,6 +123,14 @@ def test_retry_is_forgotten_once_the_batch_has_moved_on(wire: Wire, batch: OpenB
     assert batch.outputs() == [[2, 2, 3, 0, 1], [0, 1]]
 
 
+def test_request_id_of_the_last_step_at_an_older_revision_is_no_retry(wire: Wire, batch: OpenBatch) -> None:
+    batch.accumulate(0, 0)
+    last = accumulate(batch, 1, 1)
+    assert wire.call("Accumulate", last).revision == 2
+    last.target.expected_revision = 0
+    assert refusal(wire, "Accumulate", last).metadata == {"expected": "0", "actual": "2"}
+
+
 def test_request_id_of_another_method_is_no_retry(wire: Wire, batch: OpenBatch) -> None:
     done = accumulate(batch, 0, 0)
     wire.call("Accumulate", done)

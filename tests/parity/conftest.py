@@ -1,0 +1,51 @@
+"""Fixtures of the comparisons with the engines themselves."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from helpers.vllm_offline import VllmSearch
+from logitd.client import Client
+from logitd.client.demo.server import running_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ENGINES = Path(__file__).parents[2] / "build" / "parity"
+
+
+def find_vllm() -> list[Path]:
+    """Where vLLM's code lies: what `make parity-full` fetched, and the paths that LOGITD_VLLM_SOURCES lists."""
+    named = [Path(name) for name in os.environ.get("LOGITD_VLLM_SOURCES", "").split(os.pathsep) if name]
+    return named + sorted([*ENGINES.glob("vllm-*.whl"), *ENGINES.glob("vllm-*.tar.gz")])
+
+
+VLLM = find_vllm()
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    # Waking a second thread costs more than these small tensors do, many times more on a busy machine.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    """A client of a server in a process of its own."""
+    with running_server() as server, Client(server.target) as client:
+        server.wait_until_ready(client)
+        yield client
+
+
+@pytest.fixture(scope="session", params=VLLM, ids=[source.name for source in VLLM])
+def vllm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> VllmSearch:
+    """Each version's own search."""
+    return VllmSearch(request.param, tmp_path_factory.mktemp("vllm"))
