@@ -29,7 +29,6 @@ _DTYPES: dict[int, np.dtype[Any]] = {
     types_pb2.DATA_TYPE_FP16: np.dtype("<f2"),
     types_pb2.DATA_TYPE_BF16: np.dtype("<u2"),
 }
-_INT32 = np.iinfo(np.int32)
 
 
 def data_type_of(dtype: np.dtype[Any]) -> types_pb2.DataType:
@@ -70,9 +69,10 @@ def ids_to_bytes(ids: TokenIds, name: str = "token ids") -> bytes:
         return b""
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise TypeError(f"{name} must be a flat list of integers, got {array.dtype} {list(array.shape)}")
-    if array.dtype != np.int32 and not (array.min() >= _INT32.min and array.max() <= _INT32.max):
+    narrow = array.astype("<i4", copy=False)
+    if not (narrow == array).all():
         raise ValueError(f"{name} must fit into int32, got {array.min()} to {array.max()}")
-    return array.astype("<i4", copy=False).tobytes()
+    return narrow.tobytes()
 
 
 def ids_from_bytes(data: bytes) -> npt.NDArray[np.int32]:

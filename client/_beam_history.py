@@ -112,7 +112,7 @@ class BeamHistory(History[BeamSequence]):
         searches = {search.sequence_id: search for search in step.searches}
         if searches.keys() != first_rows.keys():
             raise ProtocolError("a BeamStep reply must tell of every search of the batch once")
-        self.sequences = [
+        self._sequences = [
             sequence.advance(step, rows[name], searches[name], first_rows[name])
             for sequence in self.sequences
             if (name := sequence.sequence_id) in rows

@@ -40,7 +40,13 @@ class History(Generic[Kept]):
         self._request = service_pb2.CreateBatchRequest()
         self._request.CopyFrom(request)
         del self._request.sequences[:]
-        self.sequences = list(sequences)
+        self._sequences = list(sequences)
+
+    @property
+    def sequences(self) -> list[Kept]:
+        """The sequences as they stand."""
+        self._settle()
+        return self._sequences
 
     def creation(self, create_key: bytes) -> service_pb2.CreateBatchRequest:
         """The request that creates the batch as it stands."""
@@ -53,11 +59,14 @@ class History(Generic[Kept]):
     def filter(self, selections: abc.Iterable[tuple[str, str]]) -> None:
         """Keeps sequences by their ids, in this order, each under its new id."""
         known = {sequence.sequence_id: sequence for sequence in self.sequences}
-        self.sequences = [known[old].fork(new) for old, new in selections]
+        self._sequences = [known[old].fork(new) for old, new in selections]
 
     def merge(self, other: History[Kept]) -> None:
         """Appends the sequences of another batch."""
-        self.sequences += other.sequences
+        self._sequences = self.sequences + other.sequences
+
+    def _settle(self) -> None:
+        """Takes in what was only noted."""
 
 
 def renamed(message: types_pb2.Sequence, sequence_id: str) -> types_pb2.Sequence:

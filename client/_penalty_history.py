@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 from logitd.client._arrays import ids_from_bytes, ids_to_bytes
 from logitd.client._history import History, KeptSequence, effective_sequences, renamed
 
 if TYPE_CHECKING:
+    from collections import abc
+
     from logitd.client import _types as types
     from logitd.v1 import service_pb2, types_pb2
 
+_MOST_NOTED = 64
+"""Steps whose tokens are noted and not dealt out."""
 _PROFILES_THAT_COUNT_PROMPTS = ("VLLM", "HF")
 
 
@@ -43,6 +47,12 @@ class PenaltySequence(KeptSequence):
 class PenaltyHistory(History[PenaltySequence]):
     """Of a penalty batch."""
 
+    def __init__(self, request: service_pb2.CreateBatchRequest, sequences: abc.Sequence[PenaltySequence]) -> None:
+        super().__init__(request, sequences)
+        # A step only notes its tokens, in microseconds; they are dealt out to the sequences by the dozen.
+        self._noted: list[service_pb2.TokenUpdate] = []
+        self._most_noted = 0
+
     @classmethod
     def of(cls, request: service_pb2.CreateBatchRequest, info: types.BatchInfo) -> PenaltyHistory:
         """Of a batch that was just created."""
@@ -55,21 +65,46 @@ class PenaltyHistory(History[PenaltySequence]):
 
     def count(self, tokens: service_pb2.TokenUpdate) -> None:
         """Each sequence drops its last tokens and outputs others."""
-        if tokens.rollback_counts:
-            for sequence, dropped in zip(self.sequences, ids_from_bytes(tokens.rollback_counts).tolist(), strict=True):
-                del sequence.output[len(sequence.output) - dropped :]
-        ids = ids_from_bytes(tokens.token_ids).tolist()
-        if not tokens.row_splits:
-            for sequence, token_id in zip(self.sequences, ids, strict=True):
-                sequence.output.append(token_id)
-            return
-        splits = ids_from_bytes(tokens.row_splits).tolist()
-        for sequence, (start, end) in zip(self.sequences, pairwise(splits), strict=True):
-            sequence.output.extend(ids[start:end])
+        self._noted.append(tokens)
+        self._most_noted += len(tokens.token_ids) if tokens.row_splits else 1
+        if len(self._noted) >= _MOST_NOTED:
+            self._settle()
 
     def most_edits(self) -> list[int]:
         """How many edits each row can have at most."""
-        return [sequence.num_fixed + len(sequence.output) for sequence in self.sequences]
+        return [sequence.num_fixed + len(sequence.output) + self._most_noted for sequence in self._sequences]
+
+    def _settle(self) -> None:
+        noted, self._noted, self._most_noted = self._noted, [], 0
+        outputs = [sequence.output for sequence in self._sequences]
+        for is_plain, updates in groupby(noted, _is_plain):
+            if is_plain:
+                _append_columns(outputs, [tokens.token_ids for tokens in updates])
+            else:
+                for tokens in updates:
+                    _update(outputs, tokens)
+
+
+def _is_plain(tokens: service_pb2.TokenUpdate) -> bool:
+    # One token a sequence, and nothing dropped.
+    return not tokens.row_splits and not tokens.rollback_counts
+
+
+def _append_columns(outputs: list[array[int]], steps: list[bytes]) -> None:
+    # steps: each int32 [S], for S outputs
+    columns = ids_from_bytes(b"".join(steps)).reshape(len(steps), len(outputs)).T
+    for output, column in zip(outputs, columns, strict=True):
+        output.frombytes(column.tobytes())
+
+
+def _update(outputs: list[array[int]], tokens: service_pb2.TokenUpdate) -> None:
+    if tokens.rollback_counts:
+        for output, dropped in zip(outputs, ids_from_bytes(tokens.rollback_counts).tolist(), strict=True):
+            del output[len(output) - dropped :]
+    ids = ids_from_bytes(tokens.token_ids).tolist()
+    splits = ids_from_bytes(tokens.row_splits).tolist() or range(len(ids) + 1)
+    for output, (start, end) in zip(outputs, pairwise(splits), strict=True):
+        output.extend(ids[start:end])
 
 
 def _count_fixed(message: types_pb2.Sequence, profile: str | None) -> int:
