@@ -106,7 +106,7 @@ def reply_edits(job: ApplyJob) -> bytes:
     return response.SerializeToString()
 
 
-REPLIES: Mapping[int, Callable[[ApplyJob], bytes]] = {
+REPLIES: Mapping[types_pb2.ApplyForm, Callable[[ApplyJob], bytes]] = {
     types_pb2.APPLY_FORM_DENSE: reply_dense,
     types_pb2.APPLY_FORM_SPARSE: reply_sparse,
     types_pb2.APPLY_FORM_IN_PLACE: reply_in_place,

@@ -28,9 +28,10 @@ def find_vllm() -> list[Path]:
 VLLM = find_vllm()
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="package")
 def _one_thread() -> Iterator[None]:
-    # Waking a second thread costs more than these small tensors do, many times more on a busy machine.
+    # Waking a second thread costs more than small tensors do, and a real model crawls where two threads wait for each
+    # other on a busy machine.
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from logitd.client import Client
     from logitd.client.demo.llm import SmolModel
 
+# Fetching and converting the model counts as the first test's.
+pytestmark = pytest.mark.timeout(600)
+
 MAX_NEW_TOKENS = 32
 
 

@@ -18,7 +18,6 @@ from logitd.sampling.beam import BeamParameters, BeamSearch, EarlyStopping, Requ
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
-
     from logitd.sampling.beam import BatchStep, Hypothesis, RequestStep
 
 RULES = ("HF", "VLLM", "VLLM_PROMPT_LENGTH")
