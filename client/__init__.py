@@ -11,6 +11,11 @@
                 token_ids = logits.argmax(axis=1)
 
 `AsyncClient` is the same for asyncio. Nothing here needs torch; bfloat16 is carried as uint16, see `to_bfloat16`.
+
+Where the server runs on the same machine, `Client.shared_logits` makes memory that both have, and
+`PenaltyBatch.apply_shared` and `apply_inplace` send only its name. For logits that stay on an accelerator,
+`PenaltyBatch.edits` tells what to do to them there. `BeamBatch.search` runs beam searches to their end. A server that
+goes away is waited for, and the batches that it forgot are rebuilt from what this side knows of them; see `Client`.
 """
 
 from __future__ import annotations

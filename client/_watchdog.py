@@ -76,6 +76,7 @@ class Watchdog:
                 self._thread = threading.Thread(target=self._run, name="logitd-watchdog", daemon=True)
                 self._thread.start()
             elif limit.due < self._wakes_at:
+                self._wakes_at = limit.due
                 self._changed.notify()
             return key
 
@@ -83,9 +84,16 @@ class Watchdog:
         with self._changed:
             while not self._is_closed:
                 self._cancel_overdue()
-                self._wakes_at = min((limit.due for limit in self._limits.values()), default=math.inf)
+                self._choose_wakeup()
                 pause = None if math.isinf(self._wakes_at) else self._wakes_at - time.monotonic()
                 self._changed.wait(pause)
+
+    def _choose_wakeup(self) -> None:
+        if self._limits:
+            self._wakes_at = min(limit.due for limit in self._limits.values())
+        elif self._wakes_at <= time.monotonic():
+            self._wakes_at = math.inf
+        # Else it was woken for a limit that is lifted already; it sleeps on, so that the next one need not wake it.
 
     def _cancel_overdue(self) -> None:
         now = time.monotonic()

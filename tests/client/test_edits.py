@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from logitd.client import Client, Edits, EditTable, Penalties, Sequence, to_bfloat16
 
+pytest.importorskip("hypothesis")
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 VOCAB = 9
 PROFILES = ["SGLANG", "SGLANG_FUSED", "VLLM", "HF"]
-AWKWARD = [-np.inf, np.inf, 0.0, -0.0, 1.0, -1.0, 65504.0, -65504.0, 3e38, -3e38, 1e-45, -6e-8]
+AWKWARD = [-np.inf, np.inf, 0.0, *[-0.0] * 5, 1.0, -1.0, 65504.0, -65504.0, 3e38, -3e38, 1e-45, -6e-8]
 
 ids = st.lists(st.integers(0, VOCAB - 1), max_size=6)
 additive = st.sampled_from([None, 0.0, -0.0, 0.1, 2.0, -0.7, -2.0])
@@ -40,7 +45,7 @@ thorough = settings(derandomize=True, deadline=None, max_examples=25, print_blob
 def draw_logits(data, num_rows, dtype):
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     logits = random.normal(0, 5, (num_rows, VOCAB + 2)).astype(np.float32)
-    places = random.random(logits.shape) < 0.3
+    places = random.random(logits.shape) < 0.5
     logits[places] = random.choice(np.array(AWKWARD, np.float32), places.sum())
     with np.errstate(over="ignore"):
         return to_bfloat16(logits) if dtype == "uint16" else logits.astype(dtype)
@@ -74,6 +79,29 @@ def test_edits_applied_here_give_the_bits_of_dense(server_target, profile, dtype
                 assert np.array_equal(since_start.full().token_ids, table.full().token_ids)
 
         check()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_every_penalty_edits_every_awkward_logit_as_dense_does(server_target, profile):
+    repetitions, additives = [None, 1e-45, 0.3, 1.3, 2.0], [None, 0.1, 2.0, -0.7, -2.0]
+    asked = [Penalties(*values) for values in itertools.product(repetitions, additives, additives)]
+    columns, seen = len(AWKWARD), range(0, len(AWKWARD), 2)
+    # Every other id is in the prompt alone, for the profiles that count it; the last one is banned.
+    sequences = [
+        Sequence(range(columns), each, 99, [columns - 1], output_token_ids=[*seen, *seen, *seen[:4]]) for each in asked
+    ]
+    sequences[0] = replace(sequences[0], penalties=Penalties(min_new_tokens=90))
+    logits = np.array([AWKWARD] * len(asked), np.float32)
+    with Client(server_target) as client:
+        batch = client.create_batch(sequences, vocab_size=columns, profile=profile)
+        edits = batch.edits()
+        with np.errstate(over="ignore"):
+            kinds = [logits, logits.astype(np.float16), to_bfloat16(logits)]
+        for kind in kinds:
+            edited = kind.copy()
+            edits.apply_to_inplace(edited)
+            assert edited.tobytes() == batch.apply(kind).tobytes()
+        batch.delete()
 
 
 @pytest.mark.parametrize("chunk_bytes", [4 * 2**20, 60])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from logitd.client import ProtocolError
-from logitd.client._wire import DenseReply, read_dense_reply, with_tensor
+from logitd.client._wire import DenseReply, read_dense_reply, with_field, with_tensor
 from logitd.v1 import service_pb2, types_pb2
 
 pytest.importorskip("hypothesis")
@@ -34,6 +34,13 @@ def test_an_appended_tensor_is_what_protobuf_would_have_written(array, first_row
     head.logits.CopyFrom(tensor(array))
     assert parsed == head
     assert parsed.SerializeToString(deterministic=True) == head.SerializeToString(deterministic=True)
+
+
+@given(st.integers(0, 2**40), st.text("ab", max_size=300))
+def test_an_appended_field_is_what_protobuf_would_have_written(offset, region_id):
+    shared = types_pb2.Tensor(shared_memory=types_pb2.SharedMemoryRef(region_id=region_id, offset=offset))
+    appended = with_field(b"", LOGITS, shared.SerializeToString())
+    assert appended == service_pb2.ApplyRequest(logits=shared).SerializeToString()
 
 
 def test_big_endian_logits_are_appended_little_endian():

@@ -123,36 +123,55 @@ class Replay:
         return f"a beam of {len(row.history)} tokens was not recorded: rank {rank}, {gap:.1e} from the next candidate"
 
 
+class Decode:
+    """Rows that the model continues from kept keys and values.
+
+    Its passes have the shapes of `generate`'s where it starts with as many rows as beams, and then the same bits.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._cache: Any = None
+
+    def start(self, rows: list[History]) -> NDArray[np.float32]:
+        """Logits [R, V] after rows of one length."""
+        self._cache = DynamicCache(config=self._model.config)
+        return self._append(rows)
+
+    def step(self, parent_rows: list[int], token_ids: list[int]) -> NDArray[np.float32]:
+        """Logits [R, V] after new rows: row `parent_rows[i]` and `token_ids[i]`."""
+        self._cache.reorder_cache(torch.tensor(parent_rows))
+        return self._append([(token_id,) for token_id in token_ids])
+
+    def _append(self, tokens: list[History]) -> NDArray[np.float32]:
+        with torch.inference_mode():
+            output = self._model(input_ids=torch.tensor(tokens), cache=self._cache, logits_to_keep=1)
+        logits: NDArray[np.float32] = output.logits[:, -1].numpy()
+        return logits
+
+
 class LiveLogits:
     """Recorded logits where there are any, else the model's own, which are then recorded too."""
 
     def __init__(self, model: Any) -> None:
         self.recorded: dict[History, NDArray[np.float32]] = {}
-        self._model = model
-        self._cache: Any = None
-        self._cached: list[History] = []
+        self._decode = Decode(model)
+        self._decoded: list[History] = []
 
     def __call__(self, rows: list[LiveRow]) -> NDArray[np.float32]:
         """Float32 [R, V]."""
         histories = [row.history for row in rows]
         if not all(history in self.recorded for history in histories):
-            for history, logits in zip(histories, self._forward(histories), strict=True):
+            for history, logits in zip(histories, self._compute(histories), strict=True):
                 self.recorded.setdefault(history, logits)
         return np.stack([self.recorded[history] for history in histories])
 
-    def _forward(self, histories: list[History]) -> NDArray[np.float32]:
-        """Continue the rows of the last call where all histories do, else begin anew."""
+    def _compute(self, histories: list[History]) -> NDArray[np.float32]:
+        before, self._decoded = self._decoded, histories
         parents = [history[:-1] for history in histories]
-        if all(parent in self._cached for parent in parents):
-            self._cache.reorder_cache(torch.tensor([self._cached.index(parent) for parent in parents]))
-            tokens = [history[-1:] for history in histories]
-        else:
-            self._cache, tokens = DynamicCache(config=self._model.config), histories
-        self._cached = histories
-        with torch.inference_mode():
-            output = self._model(input_ids=torch.tensor(tokens), cache=self._cache, logits_to_keep=1)
-        logits: NDArray[np.float32] = output.logits[:, -1].numpy()
-        return logits
+        if all(parent in before for parent in parents):
+            return self._decode.step([before.index(parent) for parent in parents], [h[-1] for h in histories])
+        return self._decode.start(histories)
 
 
 def load_models() -> tuple[SmolModel, Any]:

@@ -11,12 +11,14 @@ pytest.importorskip("transformers")
 
 from helpers.client_search import SearchEnd
 from helpers.parity_prompts import PROMPTS
-from helpers.smollm2 import Divergence, Recording, Replay, Task, load_models
+from helpers.smollm2 import Decode, Divergence, Recording, Replay, Task, load_models
 from logitd.client import Beam, Sequence
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from logitd.client import Client
-    from logitd.client.demo.llm import SmolModel
+    from logitd.client.demo.llm import SmolModel, SmolSession
 
 # Fetching and converting the model counts as the first test's.
 pytestmark = pytest.mark.timeout(600)
@@ -58,22 +60,37 @@ def test_recorded_logits_give_the_same_bits(client: Client, models: tuple[SmolMo
     assert [np.float32(h.score) for h in end.hypotheses] == [beam.score for beam in recording.beams]
 
 
-def test_cache_that_follows_parent_rows_gives_the_same_beams(
-    client: Client, models: tuple[SmolModel, Any], recorded: Recorded
-) -> None:
-    task, recording = recorded
-    session = models[0].session()
-    logits = session.start(task.prompt)
-
-    sequence = Sequence(task.prompt, None, task.max_new_tokens, [models[0].eos_token_id], beam=Beam(task.width))
-    num_steps = 0
-    with client.create_beam_batch([sequence], vocab_size=models[0].vocab_size) as batch:
+def search_live(
+    client: Client, task: Task, eos_token_id: int, session: Decode | SmolSession, logits: NDArray[np.float32]
+) -> SearchEnd:
+    """Search with a decoder that keeps its cache in order by `parent_rows`; `logits` begin with the prompt's."""
+    sequence = Sequence(task.prompt, None, task.max_new_tokens, [eos_token_id], beam=Beam(task.width))
+    logits, num_steps = logits[:1], 1
+    with client.create_beam_batch([sequence], vocab_size=logits.shape[1]) as batch:
         while not (step := batch.beam_step(logits)).is_done:
             logits = session.step(step.parent_rows.tolist(), step.token_ids.tolist())
             num_steps += 1
-    hypotheses = step.searches[0].hypotheses
-    print([(h.score - float(b.score)) for h, b in zip(hypotheses, recording.beams)])
-    check(SearchEnd(hypotheses, num_steps + 1), recording)
+    return SearchEnd(step.searches[0].hypotheses, num_steps)
+
+
+def test_cache_that_follows_parent_rows_gives_the_same_bits(
+    client: Client, models: tuple[SmolModel, Any], recorded: Recorded
+) -> None:
+    (_, engine), (task, recording) = models, recorded
+    session = Decode(engine)
+    logits = session.start([task.prompt] * task.width)
+    end = search_live(client, task, engine.config.eos_token_id, session, logits)
+    check(end, recording)
+    assert [np.float32(h.score) for h in end.hypotheses] == [beam.score for beam in recording.beams]
+
+
+def test_demos_decoder_finds_the_same_beams(client: Client, models: tuple[SmolModel, Any], recorded: Recorded) -> None:
+    """It computes the prompt once, in one row, and its logits differ from the engine's in their last bits."""
+    (decoder, _), (task, recording) = models, recorded
+    session = decoder.session()
+    end = search_live(client, task, decoder.eos_token_id, session, session.start(task.prompt))
+    check(end, recording)
+    assert [h.score for h in end.hypotheses] == pytest.approx([beam.score for beam in recording.beams], rel=1e-5)
 
 
 def test_history_that_was_not_recorded_is_a_divergence(

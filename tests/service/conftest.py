@@ -13,25 +13,21 @@ from logitd.service.config import ServerConfig
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CONFIG = ServerConfig(
-    listen="",
-    unix_socket="replaced",
-    max_rows_per_batch=64,
-    max_vocab_size=65_536,
-    max_new_tokens=1000,
-    default_max_new_tokens=100,
-    max_prompt_tokens=64,
-    max_stop_token_ids=8,
-    linger_seconds=0,
-)
-
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    import dataclasses
-
-    path = tmp_path_factory.mktemp("server") / "logitd.sock"
-    with serving(dataclasses.replace(CONFIG, unix_socket=str(path))) as live:
+    config = ServerConfig(
+        listen="",
+        unix_socket=str(tmp_path_factory.mktemp("server") / "logitd.sock"),
+        max_rows_per_batch=64,
+        max_vocab_size=65_536,
+        max_new_tokens=1000,
+        default_max_new_tokens=100,
+        max_prompt_tokens=64,
+        max_stop_token_ids=8,
+        linger_seconds=0,
+    )
+    with serving(config) as live:
         yield live
 
 
