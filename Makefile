@@ -11,7 +11,7 @@ SOURCES := $(shell find proto/logitd sampling service client -name __pycache__ -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup lint test compat demo demo-llm bench gpu-check proto proto-check clean
+.PHONY: help setup lint test parity parity-full compat demo demo-llm bench gpu-check proto proto-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -26,6 +26,14 @@ lint: setup proto-check ## Check style, formatting, types, the contract and its 
 
 test: setup ## Run the tests
 	$(BIN)/pytest
+
+parity: .venv-parity/package ## Compare with Transformers, vLLM's recorded beams and a real model, SmolLM2-135M, which is fetched
+	.venv-parity/bin/pytest tests/parity
+
+parity-full: .venv-parity/package ## The same with vLLM's own code, and every beam of 8 prompts; writes build/parity.json
+	.venv-parity/bin/pip download --no-deps --only-binary=:all: -d build/parity 'vllm>=0.33'
+	.venv-parity/bin/pytest tests/parity
+	.venv-parity/bin/python tests/parity/beam_table.py
 
 compat: setup .venv-lowest/package ## Run the client's tests on the oldest supported grpcio, protobuf and numpy
 	LOGITD_SERVER_PYTHON=$(CURDIR)/$(BIN)/python .venv-lowest/bin/pytest tests/client

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -13,8 +14,9 @@ from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client._aio_batch import AsyncBeamBatch, AsyncPenaltyBatch
 from logitd.client._beam_history import BeamHistory
-from logitd.client._exceptions import UnavailableError, from_grpc_error
+from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
+from logitd.client._recovery import Patience
 from logitd.client._shared import open_shared_file
 from logitd.client._shared_logits import AsyncSharedLogits
 
@@ -104,7 +106,7 @@ class AsyncClient(config.ClientBase):
         file = open_shared_file((rows, columns), dtype, self._config.target, **options)
         shared = AsyncSharedLogits(self, (rows, columns), dtype, file)
         try:
-            await self._register(shared)
+            await self._patiently(lambda: self._register(shared))
         except BaseException:
             shared.release()
             raise
@@ -149,14 +151,20 @@ class AsyncClient(config.ClientBase):
         memory.rename(await self._call(messages.register_shared_memory(request)))
 
     async def _ask(self, call: messages.Call[Result]) -> Result:
-        """A call that may be repeated: a server that was there is waited for."""
-        try:
-            return await self._call(call)
-        except UnavailableError:
-            if not self._expects_server:
-                raise
-        await self.wait_until_ready(self._config.recover_timeout)
-        return await self._call(call)
+        return await self._patiently(lambda: self._call(call))
+
+    async def _patiently(self, action: abc.Callable[[], abc.Awaitable[Result]]) -> Result:
+        """Does what may be repeated: a server that was there is waited for."""
+        patience = Patience(self._config.recover_timeout)
+        while True:
+            try:
+                return await action()
+            except UnavailableError:
+                if not (self._expects_server and patience.remaining):
+                    raise
+            await asyncio.sleep(patience.next_pause())
+            with contextlib.suppress(DeadlineExceededError, UnavailableError):
+                await self.wait_until_ready(patience.remaining)
 
     async def _call(
         self, call: messages.Call[Result], *, limit: float | None = None, wait_for_ready: bool = False

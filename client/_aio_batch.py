@@ -76,11 +76,13 @@ class _AsyncBatch(BatchSession):
     ) -> None:
         if self._is_closed:
             return
+        if error is None:
+            await self.delete()
+            return
+        await self.close()
         try:
-            await self._delete(self._client._config.timeout if error is None else config.CLEAN_UP_TIMEOUT)
+            await self._client._call(self._deletion(), limit=config.CLEAN_UP_TIMEOUT)
         except LogitdError as failure:
-            if error is None:
-                raise
             error.add_note(f"and the batch {self.batch_id!r} could not be deleted: {failure}")
 
     async def close(self) -> None:
@@ -95,7 +97,10 @@ class _AsyncBatch(BatchSession):
 
     async def delete(self) -> None:
         """As `PenaltyBatch.delete`."""
-        await self._delete(self._client._config.timeout)
+        await self.close()
+        # Where another batch has the id now, ours is gone.
+        with contextlib.suppress(NotFoundError):
+            await self._client._ask(self._deletion())
 
     async def filter(self, selection: abc.Iterable[str | tuple[str, str]]) -> RowLayouts:
         """As `PenaltyBatch.filter`."""
@@ -104,13 +109,6 @@ class _AsyncBatch(BatchSession):
     async def merge(self, other: Self) -> RowLayouts:
         """As `PenaltyBatch.merge`."""
         return await self._run(MergeStep(self._mergeable(other)))
-
-    async def _delete(self, limit: float | None) -> None:
-        await self.close()
-        call = messages.delete_batch(self.batch_id, self.uid, allow_missing=True)
-        # Where another batch has the id now, ours is gone.
-        with contextlib.suppress(NotFoundError):
-            await self._client._call(call, limit=limit)
 
     async def _run(self, step: Step[Result]) -> Result:
         self._client._check_open()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from logitd.client._steps import Step
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
-"""Seconds before a remedy: they double each time, so that what cannot be helped does not keep both sides busy."""
+"""Seconds between tries: they double each time, so that what cannot be helped does not keep both sides busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,24 @@ Order: TypeAlias = Attempt | Pause | AwaitServer | Ask | Register | Refill
 Orders: TypeAlias = "Generator[Order, Any, None]"
 
 
+class Patience:
+    """How long something is tried again, and how often: the pauses in between double."""
+
+    def __init__(self, seconds: float) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._pause = _FIRST_PAUSE
+
+    @property
+    def remaining(self) -> float:
+        """Seconds; 0 at the end."""
+        return max(0.0, self._deadline - time.monotonic())
+
+    def next_pause(self) -> float:
+        """Seconds before the next try."""
+        pause, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
+        return min(pause, self.remaining)
+
+
 class Recovery:
     """Brings a failed step of a batch to its end, whatever it takes, within the time that the configuration grants."""
 
@@ -85,8 +103,7 @@ class Recovery:
         self._session = session
         self._step = step
         self._is_on = config.recover
-        self._deadline = time.monotonic() + config.recover_timeout
-        self._pause = _FIRST_PAUSE
+        self._patience = Patience(config.recover_timeout)
         self._has_just_registered = False
 
     def orders(self, error: LogitdError) -> Orders:
@@ -103,14 +120,13 @@ class Recovery:
                 raise
             except LogitdError as another:
                 error = another
-            yield Pause(self._pause)
-            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            yield Pause(self._patience.next_pause())
         raise error
 
     def _find_remedy(self, error: LogitdError) -> Orders | None:
         if isinstance(error, RegionNotFoundError) and self._step.memory is not None:
             return None if self._has_just_registered else self._register(self._step.memory)
-        if not self._is_on or self._remaining <= 0:
+        if not self._is_on or not self._patience.remaining:
             return None
         if isinstance(error, UnavailableError):
             return self._await_server(error)
@@ -131,10 +147,6 @@ class Recovery:
     def _is_rebuilding(self) -> bool:
         return any(session.is_rebuilding for session in self._sessions)
 
-    @property
-    def _remaining(self) -> float:
-        return self._deadline - time.monotonic()
-
     def _attempt(self) -> Orders:
         try:
             yield Attempt()
@@ -152,12 +164,12 @@ class Recovery:
 
     def _await_server(self, error: UnavailableError) -> Orders:
         try:
-            yield AwaitServer(max(0.0, self._remaining))
+            yield AwaitServer(self._patience.remaining)
         except (DeadlineExceededError, UnavailableError):
             raise error from None
 
     def _wait(self, seconds: float) -> Orders:
-        yield Pause(min(seconds, max(0.0, self._remaining)))
+        yield Pause(min(seconds, self._patience.remaining))
 
     def _register(self, memory: SharedMemory) -> Orders:
         yield Register(memory)

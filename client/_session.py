@@ -115,6 +115,9 @@ class BatchSession:
     def _num_rows(self) -> int:
         return self._rows[-1].first_row + self._rows[-1].row_count if self._rows else 0
 
+    def _deletion(self) -> messages.Call[None]:
+        return messages.delete_batch(self.batch_id, self.uid, allow_missing=True)
+
     def _mergeable(self, other: Self) -> Self:
         if other is self:
             raise ValueError("a batch must be merged with another one, got itself")

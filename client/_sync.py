@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -10,8 +11,9 @@ import grpc
 from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client._beam_history import BeamHistory
-from logitd.client._exceptions import UnavailableError, from_grpc_error
+from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
+from logitd.client._recovery import Patience
 from logitd.client._shared import open_shared_file
 from logitd.client._shared_logits import SharedLogits
 from logitd.client._sync_batch import BeamBatch, PenaltyBatch
@@ -175,7 +177,7 @@ class Client(config.ClientBase):
         file = open_shared_file((rows, columns), dtype, self._config.target, **options)
         shared = SharedLogits(self, (rows, columns), dtype, file)
         try:
-            self._register(shared)
+            self._patiently(lambda: self._register(shared))
         except BaseException:
             shared.release()
             raise
@@ -225,14 +227,20 @@ class Client(config.ClientBase):
         memory.rename(self._call(messages.register_shared_memory(memory.registration(self._config.timeout))))
 
     def _ask(self, call: messages.Call[Result]) -> Result:
-        """A call that may be repeated: a server that was there is waited for."""
-        try:
-            return self._call(call)
-        except UnavailableError:
-            if not self._expects_server:
-                raise
-        self.wait_until_ready(self._config.recover_timeout)
-        return self._call(call)
+        return self._patiently(lambda: self._call(call))
+
+    def _patiently(self, action: abc.Callable[[], Result]) -> Result:
+        """Does what may be repeated: a server that was there is waited for."""
+        patience = Patience(self._config.recover_timeout)
+        while True:
+            try:
+                return action()
+            except UnavailableError:
+                if not (self._expects_server and patience.remaining):
+                    raise
+            time.sleep(patience.next_pause())
+            with contextlib.suppress(DeadlineExceededError, UnavailableError):
+                self.wait_until_ready(patience.remaining)
 
     def _call(
         self, call: messages.Call[Result], *, timeout: float | None = None, wait_for_ready: bool = False

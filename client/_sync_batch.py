@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import time
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar, cast
@@ -95,11 +96,13 @@ class _Batch(BatchSession):
     ) -> None:
         if self._is_closed:
             return
+        if error is None:
+            self.delete()
+            return
+        self.close()
         try:
-            self._delete(self._client._config.timeout if error is None else config.CLEAN_UP_TIMEOUT)
+            self._client._call(self._deletion(), timeout=config.CLEAN_UP_TIMEOUT)
         except LogitdError as failure:
-            if error is None:
-                raise
             error.add_note(f"and the batch {self.batch_id!r} could not be deleted: {failure}")
 
     def close(self) -> None:
@@ -111,7 +114,10 @@ class _Batch(BatchSession):
 
     def delete(self) -> None:
         """Ends the streams and releases the batch; one that is gone already is no error."""
-        self._delete(self._client._config.timeout)
+        self.close()
+        # Where another batch has the id now, ours is gone.
+        with contextlib.suppress(NotFoundError):
+            self._client._ask(self._deletion())
 
     def filter(self, selection: abc.Iterable[str | tuple[str, str]]) -> RowLayouts:
         """Keeps some sequences, in this order, and lets the others go; the new `rows`.
@@ -131,15 +137,6 @@ class _Batch(BatchSession):
         no sequence id may be in both. Where a proxy chooses the server, give all clients of such batches one `route`.
         """
         return self._run(MergeStep(self._mergeable(other)))
-
-    def _delete(self, timeout: float | None) -> None:
-        self.close()
-        call = messages.delete_batch(self.batch_id, self.uid, allow_missing=True)
-        try:
-            self._client._call(call, timeout=timeout)
-        except NotFoundError:
-            # Another batch has the id now; ours is gone.
-            return
 
     def _run(self, step: Step[Result]) -> Result:
         self._client._check_open()

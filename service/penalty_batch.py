@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from logitd.service.creation import BatchPlan, SequencePlan
     from logitd.v1 import service_pb2
 
-# Steps back to which a difference of edits can be asked for.
+# Steps back to which a difference of edits can be asked for, and the keys that all of them may have touched.
 _MAX_CHANGES = 64
+_MAX_CHANGED_KEYS = 65_536
 # Where the library's names of arguments stand in a TokenUpdate.
 _FIELD_OF_ARGUMENT = {"rollback": "rollback_counts"}
 
@@ -82,6 +83,8 @@ class PenaltyBatch(Batch):
         """Take the next state; the caller commits."""
         self.state = following.state
         self._changes.append(following.change)
+        while sum(len(change.touched) for change in self._changes) > _MAX_CHANGED_KEYS:
+            self._changes.popleft()
 
     def changes_since(
         self, revision: int, following: NextState | None = None

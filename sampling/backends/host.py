@@ -30,7 +30,8 @@ class HostLogits(LogitsBackend):
         self._items = (flat.view(torch.uint16) if self._is_bfloat16 else flat).numpy()
 
     def read(self, places: NDArray[np.int64]) -> Values:
-        items = self._items.take(places)
+        # Clipping never happens: it takes the place of a check of every index, which costs a fifth of the time.
+        items = self._items.take(places, mode="clip")
         if self._is_bfloat16:
             return np.left_shift(items, 16, dtype=np.uint32).view(np.float32)
         return items.astype(np.float32, copy=False)

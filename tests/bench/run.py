@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
     from harness import Case
 
-# The first part of the rows' names, and the module whose `cases` measure them.
-SUITES = {"sampling": "sampling_step"}
+# The first part of the rows' names, and the modules whose `cases` measure them.
+SUITES = {
+    "sampling": ("sampling_step",),
+    "beam": ("beam_step",),
+    "transport": ("transport_shared", "transport_tensors", "transport_streams"),
+}
 OUTPUT = Path(__file__).parents[2] / "build" / "bench.json"
 
 
@@ -42,7 +46,8 @@ def find_cases(only: str) -> Iterator[Case]:
     """The cases whose names contain `only`. Where it starts with a suite's name, no other is even imported."""
     suite = only.partition("/")[0]
     for name in [suite] if suite in SUITES else SUITES:
-        yield from (case for case in import_module(SUITES[name]).cases() if only in case.name)
+        for module in SUITES[name]:
+            yield from (case for case in import_module(module).cases() if only in case.name)
 
 
 def write(rows: list[Row], path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from google.protobuf import duration_pb2
 from google.rpc import error_details_pb2
 
-from logitd.client import ProtocolError, RegionNotFoundError, ResourceExhaustedError, Sequence
+from logitd.client import ProtocolError, RegionNotFoundError, ResourceExhaustedError, Sequence, UnavailableError
 from logitd.v1 import service_pb2, types_pb2
 
 TWO = [Sequence([9]), Sequence(max_new_tokens=5)]
@@ -222,3 +222,20 @@ def test_a_region_that_stays_unknown_is_told(fake, replies, connect, run, tmp_pa
 
     run(scenario)
     assert len(fake.received["Apply"]) == 2
+
+
+def test_a_batch_is_created_once_the_server_that_drains_is_replaced(fake, replies, connect, run):
+    create, draining = fake.script["CreateBatch"][0], replies.refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    fake.script["CreateBatch"] = [draining, create, draining, draining, create]
+    fake.script["GetCapabilities"] = [replies.send(b"")] * 3
+
+    async def scenario():
+        async with connect(fake.target) as client:
+            # It has answered nothing yet, so that it may be none.
+            with pytest.raises(UnavailableError):
+                await client.create_batch(TWO, vocab_size=40)
+            for _ in range(2):
+                await client.create_batch(TWO, vocab_size=40)
+
+    run(scenario)
+    assert len(set(fake.received["CreateBatch"][2:])) == 1

@@ -41,7 +41,17 @@ def test_beams_are_followed_to_their_end(server_target, connect, run):
     run(scenario)
 
 
-def test_a_beam_search_is_rebuilt_from_its_full_view(server_target, connect, run):
+def described(beams):
+    return [
+        (b.token_ids.tolist(), b.score, b.log_prob_sum, b.token_log_probs.tolist(), b.parent_chain.tolist())
+        for b in beams.live_beams
+    ]
+
+
+@pytest.mark.parametrize("has_view", [True, False])
+def test_a_beam_search_is_rebuilt_from_its_full_view_and_from_what_the_client_keeps(
+    server_target, connect, run, has_view
+):
     async def scenario():
         async with connect(server_target) as client:
             search = Sequence(
@@ -51,9 +61,12 @@ def test_a_beam_search_is_rebuilt_from_its_full_view(server_target, connect, run
             async with await client.create_beam_batch([search], vocab_size=VOCAB) as batch:
                 for logits in steps[:-1]:
                     await batch.beam_step(logits)
-                info = await client.get_batch(batch.batch_id, full=True)
+                info, (kept,) = await client.get_batch(batch.batch_id, full=True), batch.sequences
                 expected = await batch.beam_step(steps[-1])
-            async with await client.create_beam_batch(info.sequences, vocab_size=VOCAB) as rebuilt:
+            assert described(kept.beams) == described(info.sequences[0].beams)
+            assert kept.beams.checkpoint == info.sequences[0].beams.checkpoint
+            sequences = info.sequences if has_view else [kept]
+            async with await client.create_beam_batch(sequences, vocab_size=VOCAB) as rebuilt:
                 step = await rebuilt.beam_step(steps[-1])
             assert np.array_equal(step.scores, expected.scores)
             assert np.array_equal(step.token_ids, expected.token_ids)

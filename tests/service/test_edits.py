@@ -14,6 +14,7 @@ from helpers.tensors import assert_same_numbers
 from helpers.wire import Failed, creation, ints, read_ints, token_update
 from helpers.wire_batches import creation_of
 from helpers.wire_updates import draw_update, send_update
+from logitd.service import penalty_batch
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
@@ -79,6 +80,23 @@ def test_a_base_before_a_filter_is_answered_in_full(wire: Wire) -> None:
         batch.revision = wire.call("FilterBatch", request).revision
         assert ask(batch, edits_since_revision=1).is_full
         assert not ask(batch, edits_since_revision=2).is_full
+
+
+def test_changes_are_remembered_for_a_while_only(wire: Wire) -> None:
+    with wire.opened(creation_single(types_pb2.PenaltyParameters(presence_penalty=1.0))) as batch:
+        for _ in range(65):
+            batch.accumulate(1)
+        assert ask(batch, edits_since_revision=0).is_full
+        assert not ask(batch, edits_since_revision=1).is_full
+
+
+def test_large_changes_are_forgotten_sooner(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penalty_batch, "_MAX_CHANGED_KEYS", 3)
+    with wire.opened(creation_single(types_pb2.PenaltyParameters(presence_penalty=1.0))) as batch:
+        batch.accumulate(1, 2, splits=(0, 2))
+        batch.accumulate(3, 4, splits=(0, 2))
+        assert ask(batch, edits_since_revision=0).is_full
+        assert not ask(batch, edits_since_revision=1).is_full
 
 
 @pytest.mark.parametrize("base", [-1, 7])
