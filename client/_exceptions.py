@@ -82,7 +82,8 @@ class RpcError(LogitdError):
 
     def __str__(self) -> str:
         kind = self.reason or self.code.name
-        violations = [f"{v.field}: {v.description}" for v in self.field_violations]
+        # Most messages name their argument already.
+        violations = [f"{v.field}: {v.description}" for v in self.field_violations if v.field not in self.message]
         return "\n  ".join([f"{kind}: {self.message}", *violations])
 
     @property

@@ -61,7 +61,11 @@ async def _serve(config: ServerConfig) -> None:
     _LOG.info("starting", extra={"fields": {"version": version("logitd")}})
 
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # or each failed handshake puts a line of gRPC's own into the log
-    from logitd.service.server import LogitServer  # torch takes a second to load: not before the settings are right
+    try:
+        from logitd.service.server import LogitServer  # torch takes a second to load: not before the settings are right
+    except ModuleNotFoundError as error:
+        rule = "the server's packages must be installed, as with pip install '.[server]' in a clone"
+        raise ConfigError(f"{rule}, got no module {error.name}") from error
 
     async with LogitServer(config, hurry):
         await stop.wait()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import FrozenInstanceError, fields
 from math import inf, nan
 from typing import Any
 
 import pytest
 
+from logitd.service import cli
 from logitd.service.config import ConfigError, ServerConfig, add_arguments, load_config
 
 # Two right values of the settings that take no number and not any text.
@@ -106,3 +108,12 @@ def test_default_of_new_tokens_is_within_their_limit() -> None:
 
 def test_message_limit_never_exceeds_what_grpc_counts() -> None:
     assert ServerConfig(max_rows_per_batch=2**20, max_vocab_size=2**20).max_message_bytes == 2**31 - 1
+
+
+def test_a_server_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "logitd.service.server", None)
+    monkeypatch.setattr(cli, "set_up_logging", lambda config: None)
+    assert cli.main(["serve", "--log-level", "error"]) == 2
+    assert "must be installed" in capsys.readouterr().err
