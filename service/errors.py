@@ -14,6 +14,7 @@ ServiceError
 ├── LimitExceeded         RESOURCE_EXHAUSTED   TOO_MANY_BATCHES, TOO_MUCH_STATE,
 │   │                                          TOO_MANY_REGIONS, TOO_MUCH_SHARED_MEMORY
 │   └── TooManyRows       RESOURCE_EXHAUSTED   TOO_MANY_ROWS
+├── ReplyTooLarge         RESOURCE_EXHAUSTED   REPLY_TOO_LARGE
 ├── RepliesNotRead        RESOURCE_EXHAUSTED   REPLIES_NOT_READ
 ├── Draining              UNAVAILABLE          DRAINING
 ├── NotSupported          UNIMPLEMENTED        NOT_SUPPORTED
@@ -172,6 +173,17 @@ class TooManyRows(LimitExceeded):
 
     def __init__(self, most: int, got: int) -> None:
         super().__init__("TOO_MANY_ROWS", "max_rows_per_batch", most, got)
+
+
+class ReplyTooLarge(ServiceError):
+    """The reply would be larger than a message may be; nothing was changed."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    reason = "REPLY_TOO_LARGE"
+
+    def __init__(self, most: int, got: int) -> None:
+        message = f"a reply must be at most max_message_bytes, {most}, got {got} bytes; ask for fewer rows a message"
+        super().__init__(message, most=most, got=got)
 
 
 class RepliesNotRead(ServiceError):

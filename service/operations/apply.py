@@ -31,7 +31,8 @@ class ApplyStream:
         target = read_target(request.target, is_mutation=request.HasField("tokens"))
         batch = self._context.find_penalty_batch(target, _METHOD)
         following = _compute_next(batch, target, request)
-        reply = REPLIES[form](ApplyJob(self._context, batch, request, payload, following))
+        job = ApplyJob(self._context, batch, request, payload, following)
+        reply = self._context.check_reply(REPLIES[form](job))
         if following is not None:
             batch.advance(following)
             batch.commit(target, _METHOD)

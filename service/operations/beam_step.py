@@ -69,7 +69,10 @@ class BeamStepStream:
         if not request.HasField("logits"):
             return chunks
         check_rows("logits", request.first_row, request.logits.shape, batch.num_rows)
-        chunk = _Chunk(request.first_row, self._context.read_logits(batch, request.logits, payload).view())
+        logits = self._context.read_logits(batch, request.logits, payload)
+        # The caller may change or truncate its memory once the chunk is acknowledged.
+        is_kept = logits.is_shared and request.has_more_chunks
+        chunk = _Chunk(request.first_row, logits.view().clone() if is_kept else logits.view())
         for other in chunks:
             _check_fits("logits", chunk, other)
         return [*chunks, chunk]
@@ -86,7 +89,7 @@ class BeamStepStream:
             rows=write_layouts(sequences, search),
             searches=[write_search_step(batch.sequences[s.index].message, s) for s in step.requests],
         )
-        reply = response.SerializeToString()
+        reply = self._context.check_reply(response.SerializeToString())
         batch.advance(search, step.remaining)
         batch.commit(target, _METHOD, reply)
         return reply

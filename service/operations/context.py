@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from logitd.service.beam_batch import BeamBatch
 from logitd.service.codec import read_logits
-from logitd.service.errors import WrongBatchKind
+from logitd.service.errors import ReplyTooLarge, WrongBatchKind
 from logitd.service.penalty_batch import PenaltyBatch
 
 if TYPE_CHECKING:
@@ -40,6 +40,12 @@ class OperationContext:
             vocab_size=batch.plan.vocab_size,
             max_columns=self.config.max_vocab_size,
         )
+
+    def check_reply(self, reply: bytes) -> bytes:
+        """`reply`, which can be sent; raises `ReplyTooLarge`. To be called before anything is committed."""
+        if len(reply) > self.config.max_message_bytes:
+            raise ReplyTooLarge(self.config.max_message_bytes, len(reply))
+        return reply
 
     def find_penalty_batch(self, target: Target, method: str) -> PenaltyBatch:
         """The batch that a call of `method` is for; raises if it is gone or no penalty batch."""

@@ -44,7 +44,7 @@ def get_batch(context: OperationContext, data: bytes) -> bytes:
         raise InvalidField("view", "must be BASIC or FULL", request.view)
     batch = context.registry.find(request.batch_id, request.uid)
     message = batch.describe(request.view, context.config.idle_timeout_seconds)
-    return service_pb2.GetBatchResponse(batch=message).SerializeToString()
+    return context.check_reply(service_pb2.GetBatchResponse(batch=message).SerializeToString())
 
 
 def list_batches(context: OperationContext, data: bytes) -> bytes:

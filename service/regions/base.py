@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import mmap
 from abc import ABC, abstractmethod
 
@@ -53,9 +53,12 @@ def check_byte_size(byte_size: int, actual: int) -> None:
 
 
 def _touch_pages(memory: mmap.mmap) -> None:
-    # The first touch of 32 MiB takes tens of milliseconds: at registration, not in a step.
-    with contextlib.suppress(OSError, ValueError):
+    # The first touch of 32 MiB takes tens of milliseconds: at registration, not in a step. Pages that cannot be had
+    # (a sparse file on a full file system) would end the process at their first touch.
+    try:
         memory.madvise(_MADV_POPULATE_WRITE)
-        return
-    for start in range(0, len(memory), mmap.PAGESIZE):
-        memory[start]
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise InvalidField("byte_size", "must be backed by pages that can be had", error.strerror) from error
+        for start in range(0, len(memory), mmap.PAGESIZE):
+            memory[start]

@@ -60,21 +60,26 @@ def clean_directory(directory: str) -> int:
 def _open(directory: str, name: str) -> int:
     if not name or "/" in name or "\0" in name or name.startswith("."):
         raise InvalidField(_FIELD, "must be a plain name: no separator, no leading dot", name)
-    directory_descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        # O_NONBLOCK: a pipe of that name must not hold the server up; it is refused below.
-        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        descriptor = os.open(name, flags, dir_fd=directory_descriptor)
+        descriptor = _open_below(directory, name)
     except OSError as error:
         raise InvalidField(_FIELD, "must name a file of the directory, no link", error.strerror) from error
-    finally:
-        os.close(directory_descriptor)
     try:
         _check_file(os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _open_below(directory: str, name: str) -> int:
+    directory_descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # O_NONBLOCK: a pipe of that name must not hold the server up; it is refused later.
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        return os.open(name, flags, dir_fd=directory_descriptor)
+    finally:
+        os.close(directory_descriptor)
 
 
 def _check_file(status: os.stat_result) -> None:

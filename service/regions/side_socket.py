@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import socket
 from typing import TYPE_CHECKING
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 SUFFIX = ".memory"
 _GREETING = b"\x01"
 _MAX_DESCRIPTORS = 1
+_ACCEPT_PAUSE = 0.1
+_LOG = logging.getLogger(__name__)
 
 
 class SideSocket:
@@ -58,7 +61,12 @@ class SideSocket:
 
     async def _accept(self, listener: socket.socket) -> None:
         while True:
-            connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            try:
+                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+            except OSError as error:  # out of descriptors: later there may be some again
+                _LOG.warning("the side socket cannot accept: %s", error.strerror)
+                await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
             self._spawn(self._serve(connection, next(self._owners)))
 
     async def _serve(self, connection: socket.socket, owner: int) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 import pytest
 import torch
 
@@ -13,8 +14,8 @@ from helpers.live_server import serving
 from helpers.right_requests import PENALTY_LOGITS, beam_creation, penalty_creation
 from helpers.wire import TIMEOUT, Failed, Failure, Wire, creation, ints, read_tensor, tensor, token_update
 from logitd.service.config import ServerConfig
-from logitd.v1 import service_pb2
-from logitd.v1.types_pb2 import BeamParameters, Sequence
+from logitd.v1 import service_pb2, types_pb2
+from logitd.v1.types_pb2 import BeamParameters, PenaltyParameters, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,3 +180,21 @@ def test_reply_over_the_callers_limit_was_committed_and_is_recognised_when_repea
         batch.revision = reply.revision
         assert torch.equal(batch.apply(PENALTY_LOGITS), read_tensor(reply.dense.logits))
     narrow.close()
+
+
+def test_a_reply_that_is_too_large_changes_nothing(tmp_path: Path) -> None:
+    # 8 bytes an entry of a sparse reply, 4 bytes a column of what may be sent: all ids of all rows are too many.
+    rows, columns = 16, 32_768
+    with limited(tmp_path, max_vocab_size=columns, max_rows_per_batch=rows) as wire:
+        every_id = np.arange(columns, dtype=np.int32).tobytes()
+        asked = PenaltyParameters(repetition_penalty=1.5)
+        sequences = [Sequence(sequence_id=str(n), prompt_token_ids=every_id, penalties=asked) for n in range(rows)]
+        with wire.opened(creation(*sequences, vocab_size=columns, profile=types_pb2.PENALTY_PROFILE_HF)) as batch:
+            tokens = token_update(*range(rows))
+            edits = service_pb2.ApplyRequest(target=batch.target(), tokens=tokens, form=types_pb2.APPLY_FORM_EDITS)
+            with pytest.raises(Failed) as caught:
+                wire.call("Apply", edits)
+            assert caught.value.failure.reason == "REPLY_TOO_LARGE"
+            assert batch.outputs() == [[]] * rows
+            edits.row_count = rows // 4
+            assert wire.call("Apply", edits).revision == 1
