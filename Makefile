@@ -27,7 +27,7 @@ lint: setup proto-check ## Check style, formatting, types, the contract and its 
 test: setup ## Run the tests
 	$(BIN)/pytest
 
-parity: .venv-parity/package ## Compare with Transformers, vLLM's recorded beams and a real model, SmolLM2-135M, which is fetched
+parity: .venv-parity/package ## Compare with Transformers, vLLM's recorded beams and a real model, which is fetched
 	.venv-parity/bin/pytest tests/parity
 
 parity-full: .venv-parity/package ## The same with vLLM's own code, and every beam of 8 prompts; writes build/parity.json
@@ -44,8 +44,8 @@ demo: setup ## Start a server, decode with a small embedded model and show what 
 demo-llm: .venv-parity/package ## The same with a real model, SmolLM2-135M
 	.venv-parity/bin/python -m logitd.client.demo --llm
 
-bench: setup ## Measure a step against dense and bincount implementations; writes build/bench.json
-	$(BIN)/python tests/bench/run.py
+bench: .venv-parity/package ## Measure a step against dense and bincount ways and Transformers; writes build/bench.json
+	.venv-parity/bin/python tests/bench/run.py
 
 gpu-check: ## Run the tests and the bench on an accelerator, with the Python that is there
 	bash tests/gpu_check.sh

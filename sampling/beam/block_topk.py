@@ -65,7 +65,8 @@ def select_blocks(maxima: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     chosen = np.zeros(maxima.shape, np.bool_)
     chosen[:, :end] = True
     for start, stop in _doublings(end, maxima.shape[1]):
-        least = -np.partition(-maxima[:, :start], count - 1, axis=1)[:, count - 1, None]
+        place = start - count
+        least = np.partition(maxima[:, :start], place, axis=1)[:, place, None]
         chosen[:, start:stop] = maxima[:, start:stop] > least
     return chosen
 

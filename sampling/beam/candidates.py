@@ -20,11 +20,11 @@ class Candidates(NamedTuple):
 
     Attributes
     ----------
-    scores : float32 [K]
+    scores : float32 [..., K]
         Running sums.
-    rows : int64 [K]
-        The row that each continues.
-    token_ids : int64 [K]
+    rows : int64 [..., K]
+        The row of the request that each continues.
+    token_ids : int64 [..., K]
     """
 
     scores: NDArray[np.float32]
@@ -45,19 +45,17 @@ def joint_candidates(rows: RowLogProbs, sums: NDArray[np.float32], count: int) -
     Parameters
     ----------
     rows : RowLogProbs
-        `width` rows, or the one of a new request, which stands for all its beams.
-    sums : float32 [width]
+        For each request `width` rows, or the one of a new request, which stands for all its beams.
+    sums : float32 [..., width]
+        Of one request, or of several.
     """
-    if rows.maxima is not None and can_select(rows.maxima, len(sums) * rows.values.shape[1], count):
-        return _joint_candidates_of_blocks(rows.values, rows.maxima.numpy(), sums, count)
-    # log_probs: [R, V], R = width or 1
-    log_probs = rows.values
-    vocab_size = log_probs.shape[1]
-    running = torch.from_numpy(sums).to(log_probs.device)
-    scores, places = torch.topk((log_probs + running[:, None]).view(1, -1), count)
-    found = places[0].cpu().numpy()
-    parents = np.minimum(found // vocab_size, log_probs.shape[0] - 1)
-    return Candidates(scores[0].cpu().numpy(), parents, found % vocab_size)
+    width = sums.shape[-1]
+    find = _joint_topk
+    if can_select(rows.maxima, width * rows.values.shape[1], count):
+        find = _joint_topk_of_blocks
+    scores, own_rows, token_ids = find(rows, sums.reshape(-1, width), count)
+    shape = (*sums.shape[:-1], count)
+    return Candidates(scores.reshape(shape), own_rows.reshape(shape), token_ids.reshape(shape))
 
 
 def row_candidates(rows: RowLogProbs, count: int) -> list[RowCandidates]:
@@ -77,39 +75,65 @@ def row_candidates(rows: RowLogProbs, count: int) -> list[RowCandidates]:
     ]
 
 
-def top_k(scores: NDArray[np.float32], count: int) -> list[int]:
-    """The places of the `count` greatest scores in the order, ties included, that `torch.topk` has on the CPU."""
-    found: list[int] = torch.topk(torch.from_numpy(scores)[None], count).indices[0].tolist()
+def top_k(scores: NDArray[np.float32], count: int) -> list[list[int]]:
+    """The places of the `count` greatest of each row, [S, K], in the order, ties included, that `torch.topk` has."""
+    found: list[list[int]] = torch.topk(torch.from_numpy(scores), count).indices.tolist()
     return found
 
 
-def _joint_candidates_of_blocks(
-    log_probs: torch.Tensor, maxima: NDArray[np.float32], sums: NDArray[np.float32], count: int
-) -> Candidates:
+def _joint_topk(rows: RowLogProbs, sums: NDArray[np.float32], count: int) -> Candidates:
+    # log_probs: [S * R, V], sums: [S, width], R = width or 1
+    log_probs, num_requests = rows.values, len(sums)
+    num_rows, vocab_size = log_probs.shape[0] // num_requests, log_probs.shape[1]
+    running = torch.from_numpy(sums).to(log_probs.device)
+    scores, places = torch.topk(
+        (log_probs.view(num_requests, num_rows, vocab_size) + running[:, :, None]).view(num_requests, -1), count
+    )
+    parents, token_ids = np.divmod(places.cpu().numpy(), vocab_size)
+    return Candidates(scores.cpu().numpy(), np.minimum(parents, num_rows - 1), token_ids)
+
+
+def _joint_topk_of_blocks(rows: RowLogProbs, sums: NDArray[np.float32], count: int) -> Candidates:
+    # sums: [S, width]
+    assert rows.maxima is not None
+    num_requests = len(sums)
+    maxima = rows.maxima.numpy().reshape(num_requests, -1, rows.maxima.shape[1])
+    num_rows, num_blocks = maxima.shape[1:]
     # Rounding keeps order: the greatest sum of a block is the sum of its greatest item.
-    greatest = (maxima + sums[:, None]).reshape(1, -1)
-    parents, blocks = np.divmod(np.flatnonzero(select_blocks(greatest, count)), maxima.shape[1])
-    items = take_blocks(log_probs, np.minimum(parents, len(maxima) - 1), blocks) + sums[parents, None]
-    scores, places = torch.topk(torch.from_numpy(items).view(1, -1), count)
-    block, column = np.divmod(places[0].numpy(), BLOCK)
-    rows = np.minimum(parents[block], len(maxima) - 1)
-    return Candidates(scores[0].numpy(), rows, blocks[block] * BLOCK + column)
+    greatest = (maxima + sums[:, :, None]).reshape(num_requests, -1)
+    chosen, is_used = _list_chosen(select_blocks(greatest, count))
+    parents, blocks = np.divmod(chosen, num_blocks)
+    own_rows = np.minimum(parents, num_rows - 1)
+    request = np.arange(num_requests)[:, None]
+    items = take_blocks(rows.values, request * num_rows + own_rows, blocks)
+    items += sums[request, parents][:, :, None]
+    items[~is_used] = -np.inf
+    scores, places = torch.topk(torch.from_numpy(items).view(num_requests, -1), count)
+    block, column = np.divmod(places.numpy(), BLOCK)
+    return Candidates(scores.numpy(), own_rows[request, block], blocks[request, block] * BLOCK + column)
 
 
 def _row_topk_of_blocks(
     log_probs: torch.Tensor, maxima: NDArray[np.float32], count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    chosen = select_blocks(maxima, count)
-    # Rows choose differently many blocks: pad with ones that hold nothing, behind all others.
-    num_chosen = chosen.sum(axis=1)
-    is_used = np.arange(num_chosen.max()) < num_chosen[:, None]
-    blocks = np.zeros(is_used.shape, np.int64)
-    blocks[is_used] = np.nonzero(chosen)[1]
+    blocks, is_used = _list_chosen(select_blocks(maxima, count))
     items = take_blocks(log_probs, np.arange(len(maxima))[:, None], blocks)
     items[~is_used] = -np.inf
     values, places = torch.topk(torch.from_numpy(items).view(len(maxima), -1), count)
     block = torch.from_numpy(blocks).gather(1, places // BLOCK)
     return values, block * BLOCK + places % BLOCK
+
+
+def _list_chosen(chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """[S, M]: the places chosen in each row, and which of them are: rows choose differently many.
+
+    The others stand behind and must hold nothing, so that the order of ties does not change.
+    """
+    num_chosen = chosen.sum(axis=1)
+    is_used = np.arange(num_chosen.max()) < num_chosen[:, None]
+    places = np.zeros(is_used.shape, np.int64)
+    places[is_used] = np.nonzero(chosen)[1]
+    return places, is_used
 
 
 def _sample_first(candidates: RowCandidates, row_logits: torch.Tensor) -> RowCandidates:

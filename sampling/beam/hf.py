@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from logitd.sampling.beam.candidates import Candidates, joint_candidates, top_k
+from logitd.sampling.beam.candidates import joint_candidates, top_k
 from logitd.sampling.beam.errors import LogitsError
 from logitd.sampling.beam.hypothesis import FinishReason, Hypothesis
 from logitd.sampling.beam.log_probs import RowLogProbs, penalise_log_probs
@@ -16,7 +17,7 @@ from logitd.sampling.beam.rule import BeamRule, Outcome, RequestState, make_hypo
 from logitd.sampling.errors import ParameterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -64,26 +65,20 @@ class HfRule(BeamRule):
     def is_pool(self, parameters: BeamParameters, pool: Pool) -> bool:
         return len(pool) == parameters.width
 
-    def step(self, state: RequestState, rows: RowLogProbs) -> Outcome:
-        parameters, length = state.parameters, state.length + 1
-        found = joint_candidates(rows, _sums(state), num_candidates(parameters))
-        if not found.scores[0] < np.inf:
-            raise LogitsError("must keep running sums below +inf in float32, penalties included", found.scores[0])
-        if found.scores[0] == -np.inf:
-            return Outcome((), state.pool, FinishReason.NO_CANDIDATE)
-        beams = _extend_all(state, found, rows)
-        ends = _ends(found, parameters, length)
-        live_scores = found.scores + ends.astype(np.float32) * _DEAD
-        live = tuple(
-            beams[place]._replace(score=float(live_scores[place])) for place in top_k(live_scores, parameters.width)
-        )
-        pool = _merge(state, beams, found.scores, ends, length)
-        return Outcome(live, pool, _stop_reason(parameters, length, live, pool, ends))
+    def step(self, states: Sequence[RequestState], rows: RowLogProbs) -> list[Outcome]:
+        groups = [list(group) for _, group in groupby(states, key=_shape)]
+        parts = rows.split(len(group) * len(group[0].beams) for group in groups)
+        return [outcome for group, part in zip(groups, parts, strict=True) for outcome in _step_alike(group, part)]
 
     def join_live(self, state: RequestState, reason: FinishReason) -> Pool:
-        scores = np.array([beam.score for beam in state.beams], np.float32)
-        ends = np.ones(len(scores), np.bool_)
-        return _merge(state, state.beams, scores, ends, state.length, reason)
+        scores = np.array([[beam.score for beam in state.beams]], np.float32)
+        ranking = _rank([state], [state.length], scores, np.ones(scores.shape, np.bool_))
+
+        def end(place: int, score: float) -> Hypothesis:
+            beam = state.beams[place]
+            return make_hypothesis(state.parameters, beam, score, beam.score, reason)
+
+        return ranking.merge(0, state.pool, end)
 
 
 def num_candidates(parameters: BeamParameters) -> int:
@@ -93,13 +88,13 @@ def num_candidates(parameters: BeamParameters) -> int:
 
 def hf_score(running_sum: np.float32, length: int, parameters: BeamParameters) -> float:
     """The normalised score of `length` generated tokens, computed in float32."""
-    return float(_normalise(np.float32(running_sum), length, parameters))
+    return float(_divide(np.float32(running_sum), _divisor(length, parameters)))
 
 
-def _normalise(sums: Any, length: int, parameters: BeamParameters) -> Any:
+def _divide(sums: Any, divisors: Any) -> Any:
     # Sums of dead beams overflow under strongly negative length penalties, as they do in the engine.
     with np.errstate(over="ignore"):
-        return sums / _divisor(length, parameters)
+        return sums / divisors
 
 
 def _divisor(length: int, parameters: BeamParameters) -> np.float32:
@@ -115,69 +110,133 @@ def _is_usable(divisor: np.float32) -> bool:
     return bool(0 < divisor < np.inf)
 
 
-def _sums(state: RequestState) -> NDArray[np.float32]:
+def _sums(states: Sequence[RequestState]) -> NDArray[np.float32]:
     # A new request's one row stands for `width` equal ones, all dead but the first.
-    sums = np.full(state.parameters.width, _DEAD, np.float32)
-    sums[: len(state.beams)] = [beam.score for beam in state.beams]
+    scores = np.array([[beam.score for beam in state.beams] for state in states], np.float32)
+    sums = np.full((len(states), states[0].parameters.width), _DEAD, np.float32)
+    sums[:, : scores.shape[1]] = scores
     return sums
 
 
-def _extend_all(state: RequestState, found: Candidates, rows: RowLogProbs) -> tuple[Beam, ...]:
-    log_probs = rows.plain(found.rows, found.token_ids)
-    columns = (found.rows, found.token_ids, found.scores, log_probs)
-    return tuple(state.extend(*candidate) for candidate in zip(*(c.tolist() for c in columns), strict=True))
+def _shape(state: RequestState) -> tuple[int, int, int]:
+    """Requests with the same one take the same steps together."""
+    return len(state.beams), state.parameters.width, num_candidates(state.parameters)
 
 
-def _ends(found: Candidates, parameters: BeamParameters, length: int) -> NDArray[np.bool_]:
-    if length >= parameters.max_new_tokens:
-        return np.ones(len(found.token_ids), np.bool_)
-    eos = frozenset(parameters.eos_token_ids)
-    return np.array([token_id in eos for token_id in found.token_ids.tolist()], np.bool_)
+def _step_alike(states: list[RequestState], rows: RowLogProbs) -> list[Outcome]:
+    """One step of S requests of one shape: all of their K candidates in arrays [S, K]."""
+    _, width, count = _shape(states[0])
+    found = joint_candidates(rows, _sums(states), count)
+    _check_sums(found.scores[:, 0])
+    lengths = [state.length + 1 for state in states]
+    ends = np.array([_ends(*row) for row in zip(states, lengths, found.token_ids.tolist(), strict=True)])
+    live_scores = found.scores + ends.astype(np.float32) * _DEAD
+    live_places = top_k(live_scores, width)
+    ranking = _rank(states, lengths, found.scores, ends)
+    log_probs = rows.plain(found.rows + np.arange(len(states))[:, None] * len(states[0].beams), found.token_ids)
+    columns = (found.rows, found.token_ids, log_probs, found.scores, live_scores)
+    extensions = map(_Extensions, states, *(column.tolist() for column in columns))
+    return [
+        _conclude(extension, live_places[index], ranking, index, ends[index].all())
+        for index, extension in enumerate(extensions)
+    ]
 
 
-def _merge(
-    state: RequestState,
-    beams: tuple[Beam, ...],
-    sums: NDArray[np.float32],
-    ends: NDArray[np.bool_],
-    length: int,
-    reason: FinishReason | None = None,
-) -> Pool:
-    """The best `width` of the old pool and the candidates, of which only those that end in the first `width` count."""
-    parameters = state.parameters
-    counts = ends & (np.arange(len(sums)) < parameters.width)
-    scores = _normalise(sums, length, parameters) + (~counts).astype(np.float32) * _DEAD
-    old = np.array([slot.score for slot in state.pool], np.float32)
+class _Extensions(NamedTuple):
+    """A request and its candidates, of which few become beams."""
 
-    def fill(place: int) -> PoolSlot:
-        # A candidate that does not count can still outrank an empty slot, and is then as empty.
-        score = float(scores[place])
-        if not counts[place]:
-            return PoolSlot(score, None)
-        why = reason or _reason(beams[place], parameters)
-        return PoolSlot(score, make_hypothesis(parameters, beams[place], score, float(sums[place]), why))
+    state: RequestState
+    rows: list[int]
+    token_ids: list[int]
+    log_probs: list[float]
+    sums: list[float]
+    live_scores: list[float]
 
-    order = top_k(np.concatenate((old, scores)), parameters.width)
-    return tuple(_pick(state.pool, place, fill) for place in order)
+    def live(self, place: int) -> Beam:
+        """The beam that lives on."""
+        return self.state.extend(
+            self.rows[place], self.token_ids[place], self.live_scores[place], self.log_probs[place]
+        )
 
-
-def _pick(pool: Pool, place: int, fill: Callable[[int], PoolSlot]) -> PoolSlot:
-    return pool[place] if place < len(pool) else fill(place - len(pool))
+    def end(self, place: int, score: float) -> Hypothesis:
+        """The hypothesis that it ends as."""
+        parameters, total = self.state.parameters, self.sums[place]
+        beam = self.state.extend(self.rows[place], self.token_ids[place], total, self.log_probs[place])
+        is_eos = self.token_ids[place] in parameters.eos_token_ids
+        reason = FinishReason.EOS if is_eos else FinishReason.LENGTH
+        return make_hypothesis(parameters, beam, score, total, reason)
 
 
-def _reason(beam: Beam, parameters: BeamParameters) -> FinishReason:
-    assert beam.tip is not None
-    return FinishReason.EOS if beam.tip.token_id in parameters.eos_token_ids else FinishReason.LENGTH
+class _Ranking(NamedTuple):
+    """How S pools and the K candidates of each rank together.
+
+    Attributes
+    ----------
+    order : [S][width]
+        Places among the pool's slots and then the candidates, best first.
+    scores : [S][K]
+        Of the candidates.
+    counts : [S][K]
+        Whether a candidate ends and is among the first `width`.
+    """
+
+    order: list[list[int]]
+    scores: list[list[float]]
+    counts: list[list[bool]]
+
+    def merge(self, index: int, pool: Pool, end: Callable[[int, float], Hypothesis]) -> Pool:
+        """The next pool of a request; `end` makes a hypothesis of a candidate and its score."""
+        if self.order[index] == list(range(len(pool))):
+            return pool
+        scores, counts = self.scores[index], self.counts[index]
+
+        def fill(place: int) -> PoolSlot:
+            # A candidate that does not count can still outrank an empty slot, and is then as empty.
+            return PoolSlot(scores[place], end(place, scores[place]) if counts[place] else None)
+
+        return tuple(pool[place] if place < len(pool) else fill(place - len(pool)) for place in self.order[index])
 
 
-def _stop_reason(
-    parameters: BeamParameters, length: int, live: tuple[Beam, ...], pool: Pool, ends: NDArray[np.bool_]
-) -> FinishReason | None:
+def _rank(
+    states: Sequence[RequestState], lengths: Sequence[int], sums: NDArray[np.float32], ends: NDArray[np.bool_]
+) -> _Ranking:
+    # sums, ends: [S, K]
+    width = states[0].parameters.width
+    counts = ends & (np.arange(sums.shape[1]) < width)
+    divisors = np.array([_divisor(length, state.parameters) for length, state in zip(lengths, states, strict=True)])
+    scores = _divide(sums, divisors[:, None]) + (~counts).astype(np.float32) * _DEAD
+    old = np.array([[slot.score for slot in state.pool] for state in states], np.float32)
+    order = top_k(np.concatenate((old, scores), axis=1), width)
+    return _Ranking(order, scores.tolist(), counts.tolist())
+
+
+def _conclude(extensions: _Extensions, live_places: list[int], ranking: _Ranking, index: int, all_end: bool) -> Outcome:
+    state = extensions.state
+    if extensions.sums[0] == -np.inf:
+        return Outcome((), state.pool, FinishReason.NO_CANDIDATE)
+    live = tuple(map(extensions.live, live_places))
+    pool = ranking.merge(index, state.pool, extensions.end)
+    return Outcome(live, pool, _stop_reason(state.parameters, state.length + 1, live[0], pool, all_end))
+
+
+def _check_sums(greatest: NDArray[np.float32]) -> None:
+    for value in greatest[~(greatest < np.inf)]:
+        raise LogitsError("must keep running sums below +inf in float32, penalties included", value)
+
+
+def _ends(state: RequestState, length: int, token_ids: list[int]) -> list[bool]:
+    if length >= state.parameters.max_new_tokens:
+        return [True] * len(token_ids)
+    eos = frozenset(state.parameters.eos_token_ids)
+    return [token_id in eos for token_id in token_ids]
+
+
+def _stop_reason(parameters: BeamParameters, length: int, best: Beam, pool: Pool, all_end: bool) -> FinishReason | None:
     if length >= parameters.max_new_tokens:
         return FinishReason.LENGTH
     is_full = all(slot.hypothesis is not None for slot in pool)
     stops_full = is_full and parameters.early_stopping is EarlyStopping.TRUE
-    if ends.all() or stops_full or not _is_improvable(parameters, length, live[0], pool):
+    if all_end or stops_full or not _is_improvable(parameters, length, best, pool):
         return FinishReason.RULE
     return None
 
@@ -186,6 +245,6 @@ def _is_improvable(parameters: BeamParameters, length: int, best: Beam, pool: Po
     """Whether the best live beam, at the length that the mode assumes, beats the worst of any slot."""
     if parameters.early_stopping is EarlyStopping.NEVER and parameters.length_penalty > 0:
         length = parameters.max_new_tokens
-    bound = _normalise(np.float32(best.score), length, parameters)
+    bound = _divide(np.float32(best.score), _divisor(length, parameters))
     worst = np.float32(min(slot.score for slot in pool))
     return any(bound > (_DEAD if slot.hypothesis is None else worst) for slot in pool)

@@ -12,6 +12,8 @@ from logitd.sampling.beam.block_topk import block_maxima
 from logitd.sampling.beam.errors import LogitsError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from numpy.typing import NDArray
 
     from logitd.sampling.edits import Patch
@@ -74,8 +76,15 @@ class RowLogProbs:
             self.values[first:last], self.logits[first:last], self.first_row + first, maxima, self.overwritten
         )
 
+    def split(self, counts: Iterable[int]) -> Iterator[RowLogProbs]:
+        """Consecutive parts of so many rows each."""
+        first = 0
+        for count in counts:
+            yield self.part(first, first + count)
+            first += count
+
     def plain(self, rows: NDArray[np.int64], token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Float32 [N]: log-probabilities without penalties at (rows, token_ids)."""
+        """Float32 [...]: log-probabilities without penalties at (rows, token_ids), int64 [...]."""
         vocab_size = self.values.shape[1]
         places = rows * vocab_size + token_ids
         flat = self.values.reshape(-1)

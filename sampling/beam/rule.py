@@ -11,6 +11,8 @@ from logitd.sampling.beam.hypothesis import FinishReason, Hypothesis
 from logitd.sampling.errors import ParameterError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from logitd.sampling.beam.log_probs import RowLogProbs
@@ -135,8 +137,8 @@ class BeamRule(ABC):
         """Whether the rule's searches have such pools."""
 
     @abstractmethod
-    def step(self, state: RequestState, rows: RowLogProbs) -> Outcome:
-        """One step of a request; its rows are `state.beams`."""
+    def step(self, states: Sequence[RequestState], rows: RowLogProbs) -> list[Outcome]:
+        """One step of each request; their rows are the beams of the first, then those of the second, and so on."""
 
     @abstractmethod
     def join_live(self, state: RequestState, reason: FinishReason) -> Pool:

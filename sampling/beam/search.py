@@ -130,7 +130,7 @@ class BeamSearch:
         current = self if len(staying) == len(self.requests) else self.filter(staying)
         live_logits = logits if current is self else logits[torch.from_numpy(kept).to(logits.device)]
         rows = current._log_probs(live_logits, kept)
-        outcomes = current._outcomes(rows)
+        outcomes = self.rule.step(current.requests, rows)
         return current._advance(outcomes, staying, kept, self._finished(finish))
 
     def finish(self, indices: Collection[int]) -> tuple[BeamSearch, BatchStep]:
@@ -213,13 +213,6 @@ class BeamSearch:
         except LogitsError as error:
             row = None if error.row is None else int(numbers[error.row])
             raise LogitsError(error.rule, error.got, row, error.token_id) from error
-
-    def _outcomes(self, rows: RowLogProbs) -> list[Outcome]:
-        splits = self.row_splits.tolist()
-        return [
-            self.rule.step(request, rows.part(splits[index], splits[index + 1]))
-            for index, request in enumerate(self.requests)
-        ]
 
     def _finished(self, indices: Collection[int]) -> list[RequestStep]:
         return [self._finish_one(index) for index in sorted(set(indices))]

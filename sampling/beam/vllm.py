@@ -14,6 +14,8 @@ from logitd.sampling.beam.rule import Beam, BeamRule, Outcome, RequestState, mak
 from logitd.sampling.errors import ParameterError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from logitd.sampling.orchestrator import PenaltyOrchestrator
@@ -81,7 +83,11 @@ class VllmRule(BeamRule):
     def is_pool(self, parameters: BeamParameters, pool: Pool) -> bool:
         return len(pool) <= parameters.width and all(slot.hypothesis is not None for slot in pool)
 
-    def step(self, state: RequestState, rows: RowLogProbs) -> Outcome:
+    def step(self, states: Sequence[RequestState], rows: RowLogProbs) -> list[Outcome]:
+        parts = rows.split(len(state.beams) for state in states)
+        return [self._step_one(state, part) for state, part in zip(states, parts, strict=True)]
+
+    def _step_one(self, state: RequestState, rows: RowLogProbs) -> Outcome:
         parameters, length = state.parameters, state.length + 1
         found = row_candidates(rows, 2 * parameters.width)
         candidates = _extend_all(state, found)

@@ -72,7 +72,10 @@ class TransformersBeams:
         )
 
     def step(self, state: PeerState, logits: torch.Tensor) -> PeerState:
-        """The state after a step; `early_stopping` is "never" and the length penalty 1."""
+        """The state after a step; `early_stopping` is "never" and the length penalty 1.
+
+        `generate` copies the logits first, which is left out here.
+        """
         # logits: float32 [B * k, V]
         engine, length = self._engine, state.length
         flat = engine._flatten_beam_dim(state.running[:, :, :length])
