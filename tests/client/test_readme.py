@@ -16,7 +16,7 @@ SESSIONS = re.findall(r"```python\n(.*?)```\n\n```\n(.*?)```", README.read_text(
 def test_code_prints_what_the_readme_says(
     code: str, output: str, server_target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    exec(code.replace("unix:/tmp/logitd.sock", server_target), {})
+    exec(code.replace("unix:logitd.sock", server_target), {})
     assert capsys.readouterr().out == output
 
 
