@@ -121,7 +121,14 @@ def summarise(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def format_table(rows: list[dict[str, Any]]) -> str:
     """In markdown: beams equal to those of `generate`, and best beams in brackets."""
-    titles = ("trailing newline · new tokens", "`HF`", "`VLLM`", "`VLLM_PROMPT_LENGTH`", "vLLM 0.33", "vLLM 0.32")
+    titles = (
+        "trailing newline · new tokens",
+        "`HF`",
+        "`VLLM`",
+        "`VLLM_PROMPT_LENGTH`",
+        "vLLM 0.33 (published)",
+        "vLLM 0.32 (published)",
+    )
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for row in rows:
         prompts = row["num_prompts"]
