@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 ENVIRONMENT_PREFIX = "LOGITD_"
 # The fields of a message beside its tensor; token ids of a long step included.
@@ -146,13 +146,6 @@ def load_config(arguments: argparse.Namespace, environment: Mapping[str, str] = 
         elif variable is not None:
             values[setting.name] = _parse(setting.name, type(setting.default), variable)
     return ServerConfig(**values)
-
-
-def parse_config(argv: Sequence[str] = ()) -> ServerConfig:
-    """A configuration from flags alone, for embedding and tests."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    return load_config(parser.parse_args(argv), {})
 
 
 def _variable(name: str) -> str:

@@ -86,11 +86,6 @@ def num_candidates(parameters: BeamParameters) -> int:
     return max(2, 1 + len(parameters.eos_token_ids)) * parameters.width
 
 
-def hf_score(running_sum: np.float32, length: int, parameters: BeamParameters) -> float:
-    """The normalised score of `length` generated tokens, computed in float32."""
-    return float(_divide(np.float32(running_sum), _divisor(length, parameters)))
-
-
 def _divide(sums: Any, divisors: Any) -> Any:
     # Sums of dead beams overflow under strongly negative length penalties, as they do in the engine.
     with np.errstate(over="ignore"):

@@ -15,7 +15,6 @@ from logitd.sampling.beam import (
     LiveBeam,
     RequestStart,
 )
-from logitd.sampling.beam.hf import hf_score
 from logitd.sampling.orchestrator import PenaltyOrchestrator, RowStart
 from logitd.sampling.parameters import PenaltyParameters
 
@@ -75,12 +74,20 @@ WITH_PROMPT = {
 }
 
 
+def score_by_finishing(token_ids: list[int], total: float, parameters: BeamParameters) -> float:
+    """The score with which a live beam ends by the HF rule; the other beams fill the width, far behind."""
+    sums = [total, *[total - 100] * (parameters.width - 1)]
+    beams = tuple(LiveBeam(np.array(token_ids, np.int32), one_sum) for one_sum in sums)
+    _, step = BeamSearch.start("HF", EOS + 1, [RequestStart(parameters, beams)]).finish([0])
+    return step.requests[0].hypotheses[0].score
+
+
 def score_all(rule: str, length_penalty: float) -> dict[str, float]:
     parameters = BeamParameters(4, 20, length_penalty, eos_token_ids=(EOS,), prompt_length=20)
 
     def score(token_ids: list[int], total: float) -> float:
         if rule == "HF":
-            return hf_score(np.float32(total), len(token_ids), parameters)
+            return score_by_finishing(token_ids, total, parameters)
         return RULES[rule].score(total, len(token_ids), parameters, has_eos=token_ids[-1] == EOS)
 
     scores = {name: score(*hypothesis) for name, hypothesis in HYPOTHESES.items()}
