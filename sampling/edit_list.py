@@ -10,6 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from logitd.sampling.layered_table import LayeredTable
     from logitd.sampling.rows import RowParameters
     from logitd.sampling.token_table import TokenTable
 
@@ -58,7 +59,7 @@ class EditList:
 
 
 def list_edits(
-    rows: RowParameters, table: TokenTable, banned: NDArray[np.int64], only: NDArray[np.int64] | None = None
+    rows: RowParameters, table: LayeredTable, banned: NDArray[np.int64], only: NDArray[np.int64] | None = None
 ) -> EditList:
     """The edits of every seen or banned id, or only those of some.
 
@@ -70,7 +71,9 @@ def list_edits(
         The keys to list, whether or not they have an edit.
     """
     if only is None:
-        wanted, places = table.open_entries(banned) if len(banned) else (table, banned)
+        wanted, places = table.fold(), banned
+        if len(banned):
+            wanted, places = wanted.open_entries(banned)
     else:
         wanted = table.select(only)
         places = np.flatnonzero(np.isin(only, banned, assume_unique=True))

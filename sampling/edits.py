@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from logitd.sampling.backends.base import LogitsBackend, Values
+    from logitd.sampling.layered_table import LayeredTable
     from logitd.sampling.penalties.base import Penalty
     from logitd.sampling.profiles import PenaltyName, Profile
     from logitd.sampling.rows import RowParameters
@@ -53,7 +54,7 @@ class Edits:
 
     Attributes
     ----------
-    rows, table : RowParameters, TokenTable
+    rows, table : RowParameters, LayeredTable
         Of all R rows.
     banned : int64 [B]
         Keys, ``row * vocab_size + token id``, ascending.
@@ -61,27 +62,31 @@ class Edits:
 
     profile: Profile
     rows: RowParameters
-    table: TokenTable
+    table: LayeredTable
     banned: NDArray[np.int64]
 
     @property
     def keys(self) -> NDArray[np.int64]:
         """Int64 [N], ascending: ``row * vocab_size + token id`` of each entry."""
-        return self.table.keys
+        return self.table.fold().keys
 
     @property
     def parts(self) -> Mapping[PenaltyName, NDArray[np.float32]]:
         """What each penalty that a row asks for has for each entry, float32 [N]."""
-        everything = Entries(self.rows, self.table, slice(None), slice(None), self.table.row_lengths)
+        table = self.table.fold()
+        everything = Entries(self.rows, table, slice(None), slice(None), table.row_lengths)
         return {name: penalty.part(everything) for name, penalty in self._required.items()}
 
     def apply_inplace(self, logits: torch.Tensor, first_row: int = 0) -> None:
         """Edit `logits` [n, W >= vocab_size], rows from `first_row` on; any strides, any supported dtype and device."""
         backend, end_row = open_logits(logits), first_row + len(logits)
         with np.errstate(all="ignore"):
-            for entries in self._blocks(first_row, end_row, backend.block_size):
-                places = self._find_places(backend, self.keys[entries.span], first_row)
-                backend.write_(places, self._penalise_(backend, backend.read(places), entries))
+            # The upper layer reads before the lower one writes, some of whose entries it stands for, and writes last.
+            recent = list(self._penalise(backend, self.table.recent, first_row, end_row))
+            for places, values in self._penalise(backend, self.table.base, first_row, end_row):
+                backend.write_(places, values)
+            for places, values in recent:
+                backend.write_(places, values)
         banned = self._bans_of(first_row, end_row)
         if len(banned):
             backend.fill_(self._find_places(backend, banned, first_row), _BANNED)
@@ -89,26 +94,21 @@ class Edits:
     def compute_patch(self, logits: torch.Tensor, first_row: int = 0) -> Patch:
         """What `apply_inplace` would write into `logits` [n, W >= vocab_size], which stay as they are."""
         backend, end_row = open_logits(logits), first_row + len(logits)
-        edits, bans = self._with_entries_of_bans
-        pieces = []
+        table, bans = self._table_with_bans
         with np.errstate(all="ignore"):
-            for entries in edits._blocks(first_row, end_row, backend.block_size):
-                places = self._find_places(backend, edits.keys[entries.span], first_row)
-                pieces.append(backend.round(edits._penalise_(backend, backend.read(places), entries)))
+            pieces = [backend.round(values) for _, values in self._penalise(backend, table, first_row, end_row)]
         values = pieces[0] if len(pieces) == 1 else torch.cat([logits.new_empty(0), *pieces])
-        splits = edits.table.row_splits[first_row : end_row + 1]
+        splits = table.row_splits[first_row : end_row + 1]
         if len(bans):
             start, stop = bans.searchsorted(splits[[0, -1]])
             values[torch.from_numpy(bans[start:stop] - splits[0])] = _BANNED
-        return Patch(splits - splits[0], edits.table.token_ids(first_row, end_row), values)
+        return Patch(splits - splits[0], table.token_ids(first_row, end_row), values)
 
     @cached_property
-    def _with_entries_of_bans(self) -> tuple[Edits, NDArray[np.int64]]:
-        # The same edits with an entry for every banned id, whatever its value, and where in the table those stand.
-        if len(self.banned) == 0:
-            return self, self.banned
-        table, places = self.table.open_entries(self.banned)
-        return Edits(self.profile, self.rows, table, self.banned), places
+    def _table_with_bans(self) -> tuple[TokenTable, NDArray[np.int64]]:
+        # All entries and one for every banned id, whatever its value, and where those of the bans stand.
+        table = self.table.fold()
+        return table.open_entries(self.banned) if len(self.banned) else (table, self.banned)
 
     def _bans_of(self, first_row: int, end_row: int) -> NDArray[np.int64]:
         if len(self.banned) == 0:
@@ -116,15 +116,25 @@ class Edits:
         start, stop = self.banned.searchsorted(np.array((first_row, end_row)) * self.table.vocab_size)
         return self.banned[start:stop]
 
-    def _blocks(self, first_row: int, end_row: int, size: int) -> Iterator[Entries]:
+    def _penalise(
+        self, backend: LogitsBackend, table: TokenTable, first_row: int, end_row: int
+    ) -> Iterator[tuple[NDArray[np.int64], Values]]:
+        # Where the entries of some rows lie, and their new values; block by block, as they are asked for.
+        for entries in self._blocks(table, first_row, end_row, backend.block_size):
+            places = self._find_places(backend, table.keys[entries.span], first_row)
+            yield places, self._penalise_(backend, backend.read(places), entries)
+
+    def _blocks(self, table: TokenTable, first_row: int, end_row: int, size: int) -> Iterator[Entries]:
         # Whole rows, as many as have `size` entries together and at least one.
-        splits, lengths = self.table.row_splits.tolist(), self.table.row_lengths
+        if len(table.keys) == 0:
+            return
+        splits, lengths = table.row_splits.tolist(), table.row_lengths
         while first_row < end_row:
             start = splits[first_row]
             stop_row = max(first_row + 1, bisect_right(splits, start + size, first_row, end_row + 1) - 1)
             row_range, span = slice(first_row, stop_row), slice(start, splits[stop_row])
             if span.start < span.stop:
-                yield Entries(self.rows, self.table, row_range, span, lengths[row_range])
+                yield Entries(self.rows, table, row_range, span, lengths[row_range])
             first_row = stop_row
 
     def _find_places(self, backend: LogitsBackend, keys: NDArray[np.int64], first_row: int) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from logitd.sampling.edit_list import list_edits
 from logitd.sampling.edits import Edits
 from logitd.sampling.errors import ParameterError
 from logitd.sampling.history import Histories, History
+from logitd.sampling.layered_table import LayeredTable
 from logitd.sampling.parameters import PenaltyParameters
 from logitd.sampling.penalties import PENALTIES
 from logitd.sampling.penalties.frequency import extend_sums
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 
     from logitd.sampling.edit_list import EditList
     from logitd.sampling.edits import Patch
+
+
+_NO_KEYS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +65,17 @@ class PenaltyOrchestrator:
         self,
         profile: Profile,
         rows: RowParameters,
-        table: TokenTable,
+        table: LayeredTable,
         histories: Histories,
         output_lengths: NDArray[np.int64],
+        touched: NDArray[np.int64] = _NO_KEYS,
     ) -> None:
         self.profile = profile
         self._rows = rows
         self._table = table
         self._histories = histories
         self._output_lengths = output_lengths
+        self._touched = touched
 
     @classmethod
     def create(cls, profile: str, vocab_size: int, rows: Sequence[RowStart]) -> PenaltyOrchestrator:
@@ -91,7 +97,8 @@ class PenaltyOrchestrator:
                 raise error.within(f"rows[{index}]") from None
         parameters = RowParameters.of([row.parameters for row in rows])
         empty = cls._empty(chosen, parameters, vocab_size)._count_prompts(prompts)
-        return empty._append(np.concatenate([*outputs, np.empty(0, np.int32)]), [len(o) for o in outputs])
+        full = empty._append(np.concatenate([*outputs, np.empty(0, np.int32)]), [len(o) for o in outputs])
+        return full._replace(LayeredTable(full._table.fold()))
 
     @property
     def num_rows(self) -> int:
@@ -139,23 +146,17 @@ class PenaltyOrchestrator:
         lengths = check_row_splits(row_splits, len(ids), self.num_rows)
         if rollback is None:
             return self._append(ids, lengths)
-        return self._drop(self._check_rollback(rollback))._append(ids, lengths)
+        counts = self._check_rollback(rollback)
+        dropped = self._dropped_keys(counts)
+        return self._drop(counts, dropped)._append(ids, lengths, dropped)
 
-    def find_touched(
-        self, token_ids: ArrayLike, row_splits: ArrayLike | None = None, *, rollback: ArrayLike | None = None
-    ) -> NDArray[np.int64]:
-        """The keys of all entries that `accumulate` with these arguments, which are right, changes.
+    @property
+    def touched(self) -> NDArray[np.int64]:
+        """The keys of all entries that the `accumulate` that made this state has changed.
 
-        Int64, ascending and distinct, ``row * vocab_size + token id``. Bans that begin or end are not among them.
+        Int64, ascending and distinct, ``row * vocab_size + token id``. Bans that began or ended are not among them.
         """
-        ids = np.asarray(token_ids)
-        rows = np.arange(self.num_rows)
-        rows = rows if row_splits is None else np.repeat(rows, np.diff(row_splits))
-        is_counted = self._rows.is_counted[rows]
-        keys = rows[is_counted] * self.vocab_size + ids[is_counted]
-        if rollback is None:
-            return np.unique(keys)
-        return np.unique(np.concatenate((keys, self._dropped_keys(np.asarray(rollback).tolist()))))
+        return self._touched
 
     def list_edits(self, since: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None) -> EditList:
         """What this state does to logits that stay elsewhere, part by part.
@@ -163,7 +164,7 @@ class PenaltyOrchestrator:
         Parameters
         ----------
         since : (touched, output_lengths), optional
-            Only what changed since an earlier state: the keys that `find_touched` gave on the way from it, and its
+            Only what changed since an earlier state: what was `touched` on the way from it, and its
             `output_lengths`. By default everything.
         """
         banned = self.edits.banned
@@ -182,7 +183,7 @@ class PenaltyOrchestrator:
         return PenaltyOrchestrator(
             self.profile,
             self._rows.gather(chosen),
-            self._table.gather(chosen),
+            LayeredTable(self._table.fold().gather(chosen)),
             self._histories.gather(chosen.tolist()),
             self._output_lengths[chosen],
         )._release_unneeded()
@@ -195,7 +196,7 @@ class PenaltyOrchestrator:
         return PenaltyOrchestrator(
             self.profile,
             self._rows.concatenate(other._rows),
-            self._table.concatenate(other._table),
+            LayeredTable(self._table.fold().concatenate(other._table.fold())),
             self._histories.concatenate(other._histories),
             np.concatenate((self._output_lengths, other._output_lengths)),
         )
@@ -232,49 +233,58 @@ class PenaltyOrchestrator:
             has_prompt=_needs_prompt(profile, rows),
         )
         histories = Histories(tuple(History() for _ in range(rows.num_rows)))
-        return cls(profile, rows, table, histories, np.zeros(rows.num_rows, np.int64))
+        return cls(profile, rows, LayeredTable(table), histories, np.zeros(rows.num_rows, np.int64))
 
     def _count_prompts(self, prompts: list[NDArray[np.int32]]) -> PenaltyOrchestrator:
-        if self._table.in_prompt is None:
+        table = self._table.fold()
+        if table.in_prompt is None:
             return self
         counted = np.flatnonzero(self._rows.repetition != 1).tolist()
         keys = [np.unique(prompts[row]).astype(np.int64) + row * self.vocab_size for row in counted]
-        table, _ = self._table.open_entries(np.concatenate([*keys, np.empty(0, np.int64)]))
+        table, _ = table.open_entries(np.concatenate([*keys, _NO_KEYS]))
         table = table.replace(in_prompt=np.ones(len(table.keys), np.bool_))
         # Frequency times a count of 0 has the sign that a rollback to nothing leaves as well.
-        return self._replace(self._add_occurrences(table, table.keys, np.zeros(len(table.keys), np.int32)))
+        nothing = np.zeros(len(table.keys), np.int32)
+        return self._replace(self._add_occurrences(LayeredTable(table), table.keys, nothing))
 
-    def _append(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> PenaltyOrchestrator:
-        table = self._count_output(token_ids, lengths)
+    def _append(
+        self, token_ids: NDArray[np.int32], lengths: list[int] | None, dropped: NDArray[np.int64] = _NO_KEYS
+    ) -> PenaltyOrchestrator:
+        keys, repeats = self._count_keys(token_ids, lengths)
+        table = self._add_occurrences(self._table, keys, repeats)
+        touched = np.union1d(keys, dropped) if len(dropped) else keys
         if lengths is None:
-            return self._replace(table, self._histories.append(token_ids), self._output_lengths + 1)
+            return self._replace(table, self._histories.append(token_ids), self._output_lengths + 1, touched)
         ids, stops = token_ids.tolist(), np.cumsum([0, *lengths]).tolist()
         histories = self._histories.extend([ids[start:stop] for start, stop in pairwise(stops)])
-        return self._replace(table, histories, self._output_lengths + np.array(lengths, np.int64))
+        return self._replace(table, histories, self._output_lengths + np.array(lengths, np.int64), touched)
 
-    def _count_output(self, token_ids: NDArray[np.int32], lengths: list[int] | None) -> TokenTable:
-        counted = self._rows.counted
+    def _count_keys(
+        self, token_ids: NDArray[np.int32], lengths: list[int] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int32] | int]:
+        # The distinct keys of the rows that are counted, and how often each comes.
         if lengths is None:
-            return self._add_occurrences(self._table, counted * self.vocab_size + token_ids[counted], 1)
+            counted = self._rows.counted
+            return counted * self.vocab_size + token_ids[counted], 1
         rows = np.repeat(np.arange(self.num_rows), lengths)
         is_counted = self._rows.is_counted[rows]
         keys, repeats = np.unique(rows[is_counted] * self.vocab_size + token_ids[is_counted], return_counts=True)
-        return self._add_occurrences(self._table, keys, repeats.astype(np.int32))
+        return keys, repeats.astype(np.int32)
 
     def _add_occurrences(
-        self, table: TokenTable, keys: NDArray[np.int64], increments: NDArray[np.int32] | int
-    ) -> TokenTable:
-        table, places = table.open_entries(keys)
-        before = table.counts[places]
-        table.counts[places] = before + increments
-        if table.sums is not None:
+        self, table: LayeredTable, keys: NDArray[np.int64], increments: NDArray[np.int32] | int
+    ) -> LayeredTable:
+        recent, places = table.open_entries(keys)
+        before = recent.counts[places]
+        recent.counts[places] = before + increments
+        if recent.sums is not None:
             penalties = self._rows.frequency[keys // self.vocab_size]
-            table.sums[places] = extend_sums(self.profile, table.sums[places], before, increments, penalties)
-        return table
+            recent.sums[places] = extend_sums(self.profile, recent.sums[places], before, increments, penalties)
+        return table.replace_recent(recent)
 
-    def _drop(self, rollback: list[int]) -> PenaltyOrchestrator:
+    def _drop(self, rollback: list[int], dropped: NDArray[np.int64]) -> PenaltyOrchestrator:
         histories = self._histories.drop_last(rollback)
-        distinct, repeats = np.unique(self._dropped_keys(rollback), return_counts=True)
+        distinct, repeats = np.unique(dropped, return_counts=True)
         table = self._remove_occurrences(distinct, repeats.astype(np.int32))
         return self._replace(table, histories, self._output_lengths - np.array(rollback, np.int64))
 
@@ -284,29 +294,32 @@ class PenaltyOrchestrator:
             for row in self._rows.counted.tolist()
             if rollback[row]
         ]
-        return np.concatenate([*keys, np.empty(0, np.int64)])
+        return np.concatenate([*keys, _NO_KEYS])
 
-    def _remove_occurrences(self, keys: NDArray[np.int64], decrements: NDArray[np.int32]) -> TokenTable:
+    def _remove_occurrences(self, keys: NDArray[np.int64], decrements: NDArray[np.int32]) -> LayeredTable:
         # What is left is added up from nothing, so that the sums have the bits that they had on the way up.
-        places = self._table.find(keys)
-        remaining = self._table.counts[places] - decrements
-        counts = self._table.counts.copy()
+        table = self._table.fold()
+        places = table.find(keys)
+        remaining = table.counts[places] - decrements
+        counts = table.counts.copy()
         counts[places] = 0
-        sums = None if self._table.sums is None else self._table.sums.copy()
+        sums = None if table.sums is None else table.sums.copy()
         if sums is not None:
             sums[places] = 0
-        return self._add_occurrences(self._table.replace(counts=counts, sums=sums), keys, remaining).drop_unseen()
+        emptied = LayeredTable(table.replace(counts=counts, sums=sums))
+        return LayeredTable(self._add_occurrences(emptied, keys, remaining).fold().drop_unseen())
 
     def _release_unneeded(self) -> PenaltyOrchestrator:
         no_sums = not PENALTIES[PenaltyName.FREQUENCY].is_required(self._rows)
         no_prompt = not _needs_prompt(self.profile, self._rows)
-        return self._replace(self._table.without(sums=no_sums, in_prompt=no_prompt))
+        return self._replace(LayeredTable(self._table.fold().without(sums=no_sums, in_prompt=no_prompt)))
 
     def _replace(
         self,
-        table: TokenTable,
+        table: LayeredTable,
         histories: Histories | None = None,
         output_lengths: NDArray[np.int64] | None = None,
+        touched: NDArray[np.int64] = _NO_KEYS,
     ) -> PenaltyOrchestrator:
         return PenaltyOrchestrator(
             self.profile,
@@ -314,6 +327,7 @@ class PenaltyOrchestrator:
             table,
             self._histories if histories is None else histories,
             self._output_lengths if output_lengths is None else output_lengths,
+            touched,
         )
 
     def _check_rollback(self, rollback: ArrayLike) -> list[int]:

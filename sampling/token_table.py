@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -11,7 +11,24 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
 _Item = TypeVar("_Item", bound=np.generic)
-_MANY_VALUES = 256
+# Runs that are shorter are moved item by item, but for a few.
+_RUN_LENGTH, _FEW_VALUES = 128, 16
+
+
+class _Values(NamedTuple):
+    """The columns of some keys, beside the keys."""
+
+    counts: NDArray[np.int32]
+    sums: NDArray[np.float32]
+    in_prompt: NDArray[np.bool_]
+
+    @classmethod
+    def zeros(cls, length: int) -> _Values:
+        """Those of entries that nothing is known of."""
+        return cls(np.zeros(length, np.int32), np.zeros(length, np.float32), np.zeros(length, np.bool_))
+
+
+_NEUTRAL = _Values.zeros(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +86,12 @@ class TokenTable:
         columns = (self.keys, self.counts, self.sums, self.in_prompt)
         return sum(column.nbytes for column in columns if column is not None)
 
-    def open_entries(self, keys: NDArray[np.int64]) -> tuple[TokenTable, NDArray[np.int64]]:
-        """A copy with an entry for each of `keys` (ascending, distinct), of count 0 where this table lacks it.
+    def open_entries(
+        self, keys: NDArray[np.int64], below: TokenTable | None = None
+    ) -> tuple[TokenTable, NDArray[np.int64]]:
+        """A copy with an entry for each of `keys` (ascending, distinct).
+
+        One that this table lacks is as `below` has it, or of count 0.
 
         Returns
         -------
@@ -84,30 +105,42 @@ class TokenTable:
         if not missing.any():
             return self.replace(counts=self.counts.copy(), sums=None if self.sums is None else self.sums.copy()), places
         where, new = places[missing], keys[missing]
+        values = _NEUTRAL if below is None else below._look_up(new)
         table = TokenTable(
             self.vocab_size,
             self.row_splits + new.searchsorted(_first_keys(self.num_rows + 1, self.vocab_size)),
             _insert(self.keys, where, new),
-            _insert(self.counts, where, 0),
-            None if self.sums is None else _insert(self.sums, where, 0),
-            None if self.in_prompt is None else _insert(self.in_prompt, where, 0),
+            _insert(self.counts, where, values.counts),
+            None if self.sums is None else _insert(self.sums, where, values.sums),
+            None if self.in_prompt is None else _insert(self.in_prompt, where, values.in_prompt),
         )
         return table, places + (missing.cumsum() - missing)
 
-    def select(self, keys: NDArray[np.int64]) -> TokenTable:
-        """A table of `keys` (ascending, distinct) alone, of count 0 where this table lacks it."""
-        places = self.keys.searchsorted(keys)
-        found = np.flatnonzero(_found_at(self.keys, keys, places))
-        places = places[found]
+    def select(self, keys: NDArray[np.int64], below: TokenTable) -> TokenTable:
+        """A table of `keys` (ascending, distinct) alone; one that this table lacks is as `below` has it, or 0."""
         splits = keys.searchsorted(_first_keys(self.num_rows + 1, self.vocab_size))
+        counts, sums, in_prompt = self._look_up(keys, below._look_up(keys))
         return TokenTable(
             self.vocab_size,
             splits,
             keys,
-            _scatter(self.counts, places, found, len(keys)),
-            None if self.sums is None else _scatter(self.sums, places, found, len(keys)),
-            None if self.in_prompt is None else _scatter(self.in_prompt, places, found, len(keys)),
+            counts,
+            None if self.sums is None else sums,
+            None if self.in_prompt is None else in_prompt,
         )
+
+    def overlay(self, other: TokenTable) -> TokenTable:
+        """The entries of both; where both have one, the other's, which is one of the prompt only if ours is."""
+        table, places = self.open_entries(other.keys)
+        table.counts[places] = other.counts
+        if table.sums is not None:
+            table.sums[places] = other.sums
+        return table
+
+    def without_entries(self) -> TokenTable:
+        """A table of as many rows with the same columns, and no entry."""
+        has_sums, has_prompt = self.sums is not None, self.in_prompt is not None
+        return TokenTable.empty(self.vocab_size, self.num_rows, has_sums=has_sums, has_prompt=has_prompt)
 
     def token_ids(self, first_row: int = 0, end_row: int | None = None) -> NDArray[np.int32]:
         """Int32 [n]: the id of each entry of rows [first_row, end_row), by default of all."""
@@ -177,6 +210,19 @@ class TokenTable:
             None if in_prompt else self.in_prompt,
         )
 
+    def _look_up(self, keys: NDArray[np.int64], values: _Values | None = None) -> _Values:
+        # The columns of `keys` alone: `values`, which are changed, where this table lacks them; by default 0.
+        places = self.keys.searchsorted(keys)
+        found = np.flatnonzero(_found_at(self.keys, keys, places))
+        places = places[found]
+        values = _Values.zeros(len(keys)) if values is None else values
+        values.counts[found] = self.counts[places]
+        if self.sums is not None:
+            values.sums[found] = self.sums[places]
+        if self.in_prompt is not None:
+            values.in_prompt[found] = self.in_prompt[places]
+        return values
+
     def _take(self, places: NDArray[np.int64], keys: NDArray[np.int64], row_splits: NDArray[np.int64]) -> TokenTable:
         return TokenTable(
             self.vocab_size,
@@ -196,26 +242,21 @@ def _found_at(keys: NDArray[np.int64], wanted: NDArray[np.int64], places: NDArra
 
 
 def _insert(column: NDArray[_Item], places: NDArray[np.int64], values: ArrayLike) -> NDArray[_Item]:
-    # Slices move whole runs, and a memoryview makes one in half the time that an array takes. np.insert goes through a
-    # mask, which costs several times as much for a handful of values.
     num_new = len(places)
-    if num_new > _MANY_VALUES:
-        return np.insert(column, places, values)
     out = np.empty(len(column) + num_new, column.dtype)
-    source, target, start = column.data, out.data, 0
-    for number, place in enumerate(places.tolist()):
-        target[start + number : place + number] = source[start:place]
-        start = place
-    target[start + num_new :] = source[start:]
-    out[places + np.arange(num_new)] = values
-    return out
-
-
-def _scatter(
-    column: NDArray[_Item], places: NDArray[np.int64], found: NDArray[np.int64], length: int
-) -> NDArray[_Item]:
-    out = np.zeros(length, column.dtype)
-    out[found] = column[places]
+    new_places = places + np.arange(num_new)
+    if num_new > len(column) // _RUN_LENGTH + _FEW_VALUES:
+        is_old = np.ones(len(out), np.bool_)
+        is_old[new_places] = False
+        out[is_old] = column
+    else:
+        # A few long runs: a memoryview's slice moves one in half the time that an array's takes.
+        source, target, start = column.data, out.data, 0
+        for number, place in enumerate(places.tolist()):
+            target[start + number : place + number] = source[start:place]
+            start = place
+        target[start + num_new :] = source[start:]
+    out[new_places] = values
     return out
 
 

@@ -37,7 +37,7 @@ class Batch(ABC):
     """One batch; the subclasses add the state and its steps.
 
     A step computes the next state aside and then calls `commit`, so that a failure leaves the batch as it was. All
-    methods run on the one worker thread, which puts the messages of a batch in order.
+    methods run in the worker's turn, which puts the messages of a batch in order.
     """
 
     kind: ClassVar[types_pb2.BatchKind]

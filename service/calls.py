@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class CallRecord:
 class CallObserver:
     """Is told of every call as it goes; by default it does nothing.
 
-    All runs in the event loop, for every message, but for `worked`, which runs on the worker thread.
+    All runs in the event loop, for every message, but for `worked`, which runs where the worker does.
     """
 
     def started(self, record: CallRecord) -> None:
@@ -69,6 +70,8 @@ class Call:
         self._context = context
         self._observers = observers
         self.record = record
+        # What the last job took; the first may be anything.
+        self.work_seconds = math.inf
 
     def count_received(self, message: bytes) -> None:
         """Note a message that is taken up."""
@@ -85,14 +88,14 @@ class Call:
             observer.sent(self.record)
 
     def work(self, job: Callable[..., bytes], *arguments: object) -> bytes:
-        """Do a job and note how long it took; on the worker thread."""
+        """Do a job and note how long it took; in the worker's turn."""
         began = time.perf_counter()
         try:
             return job(*arguments)
         finally:
-            seconds = time.perf_counter() - began
+            self.work_seconds = time.perf_counter() - began
             for observer in self._observers:
-                observer.worked(self.record, seconds)
+                observer.worked(self.record, self.work_seconds)
 
     async def write(self, reply: bytes) -> None:
         """Send a stream's reply."""

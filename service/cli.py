@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from logitd.service.config import ConfigError, ServerConfig, add_arguments, load_config
+from logitd.service.interpreter import freeze_objects, tune_allocator
 from logitd.service.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ async def _serve(config: ServerConfig) -> None:
         rule = "the server's packages must be installed, as with pip install '.[server]' in a clone"
         raise ConfigError(f"{rule}, got no module {error.name}") from error
 
+    tune_allocator()
     async with LogitServer(config, hurry):
+        freeze_objects()
         await stop.wait()
 
 

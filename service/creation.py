@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from logitd.service.config import ServerConfig
     from logitd.v1 import service_pb2
 
-# A row's state at its end, per token: key, count, sum, prompt mark, and the id in the history.
-_STATE_BYTES_PER_TOKEN = 24
+# A row's state at its end, per token: key, count, sum and prompt mark, in two layers, and the id in the history.
+_STATE_BYTES_PER_TOKEN = 40
 # And in a beam batch, per output token: the link in its beam's chain, its place in the pool and in the stored reply.
 _BEAM_BYTES_PER_TOKEN = 200
 # What a sequence takes beside: its messages and objects, its stop ids as the message, the set and the bans have them.

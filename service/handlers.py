@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -15,19 +16,22 @@ from logitd.service.operations.table import STREAMS, UNARY
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
-    from concurrent.futures import Executor
 
     from logitd.service.calls import Call, CallObserver
     from logitd.service.operations.context import OperationContext
     from logitd.service.operations.table import StepStream
+    from logitd.service.worker import Worker
 
 _LOG = logging.getLogger(__name__)
+# A stream whose last message took no longer is worked on in the event loop: for so long a thread may keep the
+# interpreter to itself anyway.
+_QUICK_SECONDS = sys.getswitchinterval()
 
 
 class Handlers:
     """The handlers of one server. Messages are read raw, so that garbage is INVALID_ARGUMENT and not UNKNOWN."""
 
-    def __init__(self, context: OperationContext, worker: Executor, observers: Sequence[CallObserver] = ()) -> None:
+    def __init__(self, context: OperationContext, worker: Worker, observers: Sequence[CallObserver] = ()) -> None:
         self._context = context
         self._worker = worker
         self._observers = observers
@@ -106,8 +110,8 @@ class Handlers:
 
     async def _run(self, call: Call, job: Callable[..., bytes], *arguments: object) -> bytes:
         try:
-            # A job that was begun is finished, whether or not its caller waits: it commits all or nothing.
-            return await asyncio.get_running_loop().run_in_executor(self._worker, call.work, job, *arguments)
+            is_quick = call.record.is_stream and call.work_seconds <= _QUICK_SECONDS
+            return await self._worker.run(call.work, job, *arguments, is_quick=is_quick)
         except ServiceError as error:
             status = call.conclude(error)
         except Exception:  # the boundary: whatever else escapes is a fault of ours, told as such

@@ -1,6 +1,6 @@
 """Prometheus metrics: calls under the ecosystem's ``grpc_server_*`` names, and the state's size.
 
-The event loop and the worker thread count in plain numbers, each of which one thread alone writes; a scrape reads
+The event loop and the worker count in plain numbers, each of which is written by one at a time; a scrape reads
 them from a thread of its own. A batch, a token or anything else that callers choose is never a label.
 """
 

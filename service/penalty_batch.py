@@ -36,6 +36,19 @@ class _Change(NamedTuple):
     output_lengths: NDArray[np.int64]
 
 
+class _LengthLimits(NamedTuple):
+    """What every step asks of the sequences: max_new_tokens of each, int64 [R], and of all together."""
+
+    sequences: tuple[SequencePlan, ...]
+    most: NDArray[np.int64]
+    total: int
+
+    @classmethod
+    def of(cls, sequences: tuple[SequencePlan, ...]) -> _LengthLimits:
+        most = [sequence.message.max_new_tokens for sequence in sequences]
+        return cls(sequences, np.array(most, np.int64), sum(most))
+
+
 class NextState(NamedTuple):
     """A state that is not committed yet, and what it changes."""
 
@@ -52,8 +65,10 @@ class PenaltyBatch(Batch):
         super().__init__(plan)
         rows = [sequence.row_start for sequence in plan.sequences]
         self.state = PenaltyOrchestrator.create(PROFILE_NAMES[plan.profile], plan.vocab_size, rows)
+        self._limits = _LengthLimits.of(self.sequences)
         # The last is that of the present revision; none reaches back over a filter or a merge.
-        self._changes: deque[_Change] = deque(maxlen=_MAX_CHANGES)
+        self._changes: deque[_Change] = deque()
+        self._num_changed_keys = 0
 
     @property
     def num_rows(self) -> int:
@@ -76,15 +91,15 @@ class PenaltyBatch(Batch):
             field = f"{path}.{_FIELD_OF_ARGUMENT.get(name, name)}{bracket}{index}"
             raise InvalidField(field, error.rule, error.got) from error
         self._check_lengths(path, state.output_lengths)
-        touched = self.state.find_touched(token_ids, row_splits, rollback=rollback)
-        return NextState(state, _Change(touched, self.state.output_lengths))
+        return NextState(state, _Change(state.touched, self.state.output_lengths))
 
     def advance(self, following: NextState) -> None:
         """Take the next state; the caller commits."""
         self.state = following.state
         self._changes.append(following.change)
-        while sum(len(change.touched) for change in self._changes) > _MAX_CHANGED_KEYS:
-            self._changes.popleft()
+        self._num_changed_keys += len(following.change.touched)
+        while len(self._changes) > _MAX_CHANGES or self._num_changed_keys > _MAX_CHANGED_KEYS:
+            self._num_changed_keys -= len(self._changes.popleft().touched)
 
     def changes_since(
         self, revision: int, following: NextState | None = None
@@ -105,12 +120,12 @@ class PenaltyBatch(Batch):
 
     def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
         self.state = self.state.filter(places)
-        self._changes.clear()
+        self._forget_changes()
         self.sequences = sequences
 
     def merge(self, other: Self) -> None:
         self.state = self.state.merge(other.state)
-        self._changes.clear()
+        self._forget_changes()
         self.sequences += other.sequences
 
     def row_layouts(self) -> Sequence[types_pb2.RowLayout]:
@@ -130,17 +145,27 @@ class PenaltyBatch(Batch):
             message.output_token_ids = write_int32(self.state.output_token_ids(row))
         return message
 
+    def _forget_changes(self) -> None:
+        self._changes.clear()
+        self._num_changed_keys = 0
+
     def _check_total(self, path: str, num_tokens: int) -> None:
         # Before any work, which grows with the tokens: more than all sequences may have is too many for some.
-        most = sum(sequence.message.max_new_tokens for sequence in self.sequences)
+        most = self._length_limits.total
         if num_tokens > most:
             rule = f"must keep every sequence within its max_new_tokens, {most} in all"
             raise InvalidField(f"{path}.token_ids", rule, f"{num_tokens} token ids")
 
     def _check_lengths(self, path: str, lengths: NDArray[np.int64]) -> None:
-        most = np.array([sequence.message.max_new_tokens for sequence in self.sequences], np.int64)
-        over = np.flatnonzero(lengths > most)
-        if len(over):
-            row = int(over[0])
+        most = self._length_limits.most
+        is_over = lengths > most
+        if is_over.any():
+            row = int(is_over.argmax())
             rule = f"must keep sequence {row} within its max_new_tokens, {most[row]}"
             raise InvalidField(f"{path}.token_ids", rule, f"{lengths[row]} output tokens")
+
+    @property
+    def _length_limits(self) -> _LengthLimits:
+        if self._limits.sequences is not self.sequences:
+            self._limits = _LengthLimits.of(self.sequences)
+        return self._limits

@@ -25,7 +25,7 @@ class _Entry:
 
 
 class BatchRegistry:
-    """Batches by id, least recently used first. Runs on the worker thread alone.
+    """Batches by id, least recently used first. Runs in the worker's turn alone.
 
     State is reserved when a batch comes in, by what its sequences may grow to, so that only newcomers are refused.
     """

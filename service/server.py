@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Self
@@ -29,6 +28,7 @@ from logitd.service.state_size import StateSize, measure_state
 from logitd.service.sweep import sweep
 from logitd.service.tls import make_credentials
 from logitd.service.transport import make_grpc_server, open_port
+from logitd.service.worker import Worker
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -53,14 +53,14 @@ class Endpoints:
 class LogitServer:
     """One server in this process and event loop; an asynchronous context manager.
 
-    All operations run on one worker thread, which keeps the state in order; the event loop only moves bytes. Once
-    `hurry` is set, `stop` neither lingers nor waits for calls.
+    All operations run one at a time, which keeps the state in order: quick ones in the event loop, others on a thread,
+    while the loop moves bytes. Once `hurry` is set, `stop` neither lingers nor waits for calls.
     """
 
     def __init__(self, config: ServerConfig, hurry: asyncio.Event | None = None) -> None:
         self._config = config
         self.context = OperationContext(config, BatchRegistry(config), RegionRegistry(config))
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="logitd-cpu", initializer=self._prepare_worker)
+        self._worker = Worker(self._prepare_thread)
         self._health = HealthService()
         self._metrics = CallMetrics() if config.metrics_listen else None
         observers = [CallLog()] if self._metrics is None else [CallLog(), self._metrics]
@@ -106,6 +106,7 @@ class LogitServer:
         await self.stop()
 
     async def _start(self) -> None:
+        self._prepare_thread()
         self._resources.callback(self._worker.shutdown, cancel_futures=True)
         self._add_services()
         if self._config.shared_memory_dir:
@@ -179,7 +180,7 @@ class LogitServer:
     def _measure(self) -> StateSize:
         return self._worker.submit(measure_state, self.context).result(_MEASURE_SECONDS)
 
-    def _prepare_worker(self) -> None:
+    def _prepare_thread(self) -> None:
         torch.set_num_threads(self._config.torch_threads)
         torch.set_grad_enabled(False)
 

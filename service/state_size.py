@@ -23,7 +23,7 @@ class StateSize:
 
 
 def measure_state(context: OperationContext) -> StateSize:
-    """The present size; on the worker thread. It costs a few microseconds a batch, and never walks its tokens."""
+    """The present size; in the worker's turn. It costs a few microseconds a batch, and never walks its tokens."""
     batches = context.registry.batches
     return StateSize(
         batches=len(batches),

@@ -31,7 +31,7 @@ class _Entry:
 
 
 class RegionRegistry:
-    """Runs on the worker thread alone.
+    """Runs in the worker's turn alone.
 
     A memory file lives as long as the side-socket connection that handed it over; a named file as long as its lease,
     the idle timeout, is renewed by use.

@@ -106,9 +106,8 @@ def test_differences_since_a_state_lead_to_the_whole(batch: Batch, data: st.Data
     for _ in range(data.draw(st.integers(1, 3))):
         pieces = [draw_ids(data.draw, pool, st.binary(max_size=4)) for _ in batch.rows]
         dropped = [data.draw(st.integers(0, min(4, length))) for length in state.output_lengths.tolist()]
-        splits, ids = np.cumsum([0, *map(len, pieces)]), [token_id for piece in pieces for token_id in piece]
-        touched.append(state.find_touched(ids, splits, rollback=dropped))
         state = append(state, pieces, dropped)
+        touched.append(state.touched)
     changes = state.list_edits(since=(np.unique(np.concatenate(touched)), lengths))
     assert replace_known(known, changes) == dict(entries(state.list_edits()))
     num_stop_ids = sum(len(set(row.parameters.stop_token_ids)) for row in batch.rows)
@@ -120,4 +119,4 @@ def test_one_token_a_row_touches_what_its_splits_say(batch: Batch, data: st.Data
     state = batch.open()
     ids = [data.draw(st.integers(0, batch.vocab_size - 1)) for _ in batch.rows]
     splits = np.arange(len(ids) + 1)
-    assert state.find_touched(ids).tolist() == state.find_touched(ids, splits).tolist()
+    assert state.accumulate(ids).touched.tolist() == state.accumulate(ids, splits).touched.tolist()
