@@ -207,9 +207,15 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
         """As `PenaltyBatch.accumulate`."""
         await self._run(AccumulateStep(token_ids, rollback))
 
-    async def apply(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> npt.NDArray[Any]:
+    async def apply(
+        self,
+        logits: npt.ArrayLike,
+        token_ids: StepTokens | None = None,
+        *,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
         """As `PenaltyBatch.apply`."""
-        return await self._run(DenseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids))
+        return await self._run(DenseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids, out))
 
     async def apply_sparse(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> types.SparsePatch:
         """As `PenaltyBatch.apply_sparse`."""

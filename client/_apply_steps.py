@@ -84,9 +84,18 @@ class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
 
     form = "APPLY_FORM_DENSE"
 
-    def __init__(self, logits: InlineLogits, token_ids: StepTokens | None) -> None:
+    def __init__(self, logits: InlineLogits, token_ids: StepTokens | None, out: npt.NDArray[Any] | None = None) -> None:
         super().__init__(logits, token_ids)
-        self._processed = np.empty(logits.array.shape, logits.dtype.newbyteorder("="))
+        dtype = logits.dtype.newbyteorder("=")
+        self._processed = np.empty(logits.array.shape, dtype) if out is None else out
+        if (self._processed.dtype, self._processed.shape) != (dtype, logits.array.shape):
+            wanted, got = (
+                f"{dtype} {list(logits.array.shape)}",
+                f"{self._processed.dtype} {list(self._processed.shape)}",
+            )
+            raise ValueError(f"out must be {wanted} as the logits, got {got}")
+        if not self._processed.flags.writeable:
+            raise ValueError("out must be writable, got an array that is not")
 
     def _read(self, index: int, reply: bytes) -> Receipt:
         response = read_dense_reply(reply)

@@ -52,6 +52,8 @@ class PenaltyHistory(History[PenaltySequence]):
         # A step only notes its tokens, in microseconds; they are dealt out to the sequences by the dozen.
         self._noted: list[service_pb2.TokenUpdate] = []
         self._most_noted = 0
+        # The edits that each row can have at most but for the noted steps, once they were asked for.
+        self._most_settled: list[int] | None = None
 
     @classmethod
     def of(cls, request: service_pb2.CreateBatchRequest, info: types.BatchInfo) -> PenaltyHistory:
@@ -72,10 +74,12 @@ class PenaltyHistory(History[PenaltySequence]):
 
     def most_edits(self) -> list[int]:
         """How many edits each row can have at most."""
-        return [sequence.num_fixed + len(sequence.output) + self._most_noted for sequence in self._sequences]
+        if self._most_settled is None:
+            self._most_settled = [sequence.num_fixed + len(sequence.output) for sequence in self._sequences]
+        return [count + self._most_noted for count in self._most_settled]
 
     def _settle(self) -> None:
-        noted, self._noted, self._most_noted = self._noted, [], 0
+        noted, self._noted, self._most_noted, self._most_settled = self._noted, [], 0, None
         outputs = [sequence.output for sequence in self._sequences]
         for is_plain, updates in groupby(noted, _is_plain):
             if is_plain:

@@ -236,8 +236,14 @@ class PenaltyBatch(_Batch, PenaltySession):
         """
         self._run(AccumulateStep(token_ids, rollback))
 
-    def apply(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> npt.NDArray[Any]:
-        """The processed logits, a new array of the shape and type of `logits`.
+    def apply(
+        self,
+        logits: npt.ArrayLike,
+        token_ids: StepTokens | None = None,
+        *,
+        out: npt.NDArray[Any] | None = None,
+    ) -> npt.NDArray[Any]:
+        """The processed logits, of the shape and type of `logits`.
 
         Parameters
         ----------
@@ -246,8 +252,11 @@ class PenaltyBatch(_Batch, PenaltySession):
             size on are padding and come back as they were.
         token_ids
             As in `accumulate`; counted first. None: nothing is counted.
+        out
+            Where to write them, which may be `logits` itself; it is returned, and spares the time in which a new
+            array's memory is touched for the first time. None: a new array. When the step fails, rows may be written.
         """
-        return self._run(DenseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids))
+        return self._run(DenseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids, out))
 
     def apply_sparse(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> types.SparsePatch:
         """What `apply` would change in `logits`, which stay as they are; the parameters are those of `apply`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -58,9 +58,9 @@ def write_int32(array: NDArray[np.integer]) -> bytes:
     return array.astype(np.int32, copy=False).tobytes()
 
 
-def write_float32(array: NDArray[np.floating]) -> bytes:
-    """A float array as the bytes of float32[N]."""
-    return array.astype(np.float32, copy=False).tobytes()
+def as_int32(array: NDArray[np.integer]) -> NDArray[np.int32]:
+    """An integer array as int32; itself if it is that."""
+    return array.astype(np.int32, copy=False)
 
 
 def write_float64(array: NDArray[np.floating]) -> bytes:
@@ -133,11 +133,9 @@ def read_logits(
     return WireLogits(tensor.data_type, (rows, columns), payload)
 
 
-def write_items(tensor: torch.Tensor) -> bytes:
-    """The items of a contiguous CPU tensor."""
-    if tensor.dtype == torch.bfloat16:  # numpy has no such type; its bits pass as int16
-        tensor = tensor.view(torch.int16)
-    return tensor.numpy().tobytes()
+def view_items(tensor: torch.Tensor) -> NDArray[Any]:
+    """The items of a contiguous CPU tensor, sharing its memory, to be written; those of bfloat16 as int16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _read_array(path: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from logitd.service.codec import write_float32, write_int32, write_items
+from logitd.service.codec import as_int32, view_items
 from logitd.service.errors import InvalidField
+from logitd.service.frames import append_arrays
 from logitd.service.rows import check_rows
 from logitd.v1 import service_pb2, types_pb2
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from logitd.service.operations.context import OperationContext
     from logitd.service.penalty_batch import NextState, PenaltyBatch
 
+_SPARSE, _EDITS = service_pb2.SparsePatch, service_pb2.Edits
 _DENSE_LOGITS = (
     service_pb2.ApplyResponse.DENSE_FIELD_NUMBER,
     service_pb2.DenseResult.LOGITS_FIELD_NUMBER,
@@ -67,12 +69,14 @@ def reply_sparse(job: ApplyJob) -> bytes:
     """The new values alone."""
     logits = job.read_logits()
     patch = job.state.compute_patch(logits.view(), first_row=job.request.first_row)
-    response = job.start_response()
-    response.sparse.row_splits = write_int32(patch.row_splits)
-    response.sparse.token_ids = write_int32(patch.token_ids)
-    response.sparse.values = write_items(patch.values)
-    response.sparse.data_type = logits.data_type
-    return response.SerializeToString()
+    arrays = (
+        (_SPARSE.ROW_SPLITS_FIELD_NUMBER, as_int32(patch.row_splits)),
+        (_SPARSE.TOKEN_IDS_FIELD_NUMBER, patch.token_ids),
+        (_SPARSE.VALUES_FIELD_NUMBER, view_items(patch.values)),
+    )
+    tail = _SPARSE(data_type=logits.data_type).SerializeToString()
+    head = job.start_response().SerializeToString()
+    return append_arrays(head, service_pb2.ApplyResponse.SPARSE_FIELD_NUMBER, arrays, tail)
 
 
 def reply_in_place(job: ApplyJob) -> bytes:
@@ -95,15 +99,17 @@ def reply_edits(job: ApplyJob) -> bytes:
     if job.request.HasField("edits_since_revision"):
         since = job.batch.changes_since(job.request.edits_since_revision, job.following)
     edits = job.state.list_edits(since).slice_rows(job.request.first_row, num_rows)
-    response = job.start_response()
-    response.edits.row_splits = write_int32(edits.row_splits)
-    response.edits.token_ids = write_int32(edits.token_ids)
-    response.edits.repetition = write_float32(edits.repetition)
-    response.edits.presence = write_float32(edits.presence)
-    response.edits.frequency_sums = write_float32(edits.frequency_sums)
-    response.edits.flags = edits.flags.tobytes()
-    response.edits.is_full = since is None
-    return response.SerializeToString()
+    arrays = (
+        (_EDITS.ROW_SPLITS_FIELD_NUMBER, as_int32(edits.row_splits)),
+        (_EDITS.TOKEN_IDS_FIELD_NUMBER, edits.token_ids),
+        (_EDITS.REPETITION_FIELD_NUMBER, edits.repetition),
+        (_EDITS.PRESENCE_FIELD_NUMBER, edits.presence),
+        (_EDITS.FREQUENCY_SUMS_FIELD_NUMBER, edits.frequency_sums),
+        (_EDITS.FLAGS_FIELD_NUMBER, edits.flags),
+    )
+    tail = _EDITS(is_full=since is None).SerializeToString()
+    head = job.start_response().SerializeToString()
+    return append_arrays(head, service_pb2.ApplyResponse.EDITS_FIELD_NUMBER, arrays, tail)
 
 
 REPLIES: Mapping[types_pb2.ApplyForm, Callable[[ApplyJob], bytes]] = {

@@ -59,7 +59,12 @@ def test_the_limits_of_the_first_server_are_kept():
 def test_edits_are_counted_generously():
     given = [Sequence([1, 2, 3], eos_token_ids=[1], stop_token_ids=[2, 3], output_token_ids=[4, 4])]
     request, info = created("PENALTY", given)
-    assert PenaltyHistory.of(request, info).most_edits() == [3 + 1 + 2 + 2]
+    history = PenaltyHistory.of(request, info)
+    assert history.most_edits() == [3 + 1 + 2 + 2]
+    history.count(token_update([5], None))
+    assert history.most_edits() == [3 + 1 + 2 + 3]
+    history.filter([(history.sequences[0].sequence_id,) * 2, (history.sequences[0].sequence_id, "fork")])
+    assert history.most_edits() == [3 + 1 + 2 + 3] * 2
 
 
 def test_beams_are_followed_through_their_parents():

@@ -85,6 +85,43 @@ def test_sparse_and_dense_agree_bit_by_bit(server_target, connect, run, dtype):
     run(scenario)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_processed_logits_are_written_where_the_caller_wants_them(server_target, connect, run, dtype):
+    logits = logits_of(5, VOCAB).astype(dtype)
+
+    async def scenario():
+        async with (
+            connect(server_target, chunk_bytes=2 * logits[0].nbytes) as client,
+            await client.create_batch(sequences(5, Penalties(1.3, 0.7, -0.4)), vocab_size=VOCAB) as batch,
+        ):
+            expected = await batch.apply(logits, [1, 2, 3, 4, 5])
+            apart = np.zeros((5, 2 * VOCAB), dtype)[:, ::2]
+            assert await batch.apply(logits, out=apart) is apart
+            assert apart.tobytes() == expected.tobytes()
+            same = logits.copy()
+            assert await batch.apply(same, out=same) is same
+            assert same.tobytes() == expected.tobytes()
+
+    run(scenario)
+
+
+def test_an_array_that_cannot_hold_the_processed_logits_is_refused(server_target, connect, run):
+    logits, read_only = logits_of(2, VOCAB), logits_of(2, VOCAB)
+    read_only.flags.writeable = False
+
+    async def scenario():
+        async with (
+            connect(server_target) as client,
+            await client.create_batch(sequences(2), vocab_size=VOCAB) as batch,
+        ):
+            for out in (logits_of(1, VOCAB), logits.astype(np.float16), read_only):
+                with pytest.raises(ValueError, match="^out must be "):
+                    await batch.apply(logits, [1, 2], out=out)
+            assert batch.revision == 0
+
+    run(scenario)
+
+
 def test_bfloat16_is_carried_as_its_bits(server_target, connect, run):
     async def scenario():
         async with (
