@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from logitd.sampling.backends.base import SUPPORTED_DTYPES, has_overlap
 from logitd.sampling.errors import ParameterError
 
 if TYPE_CHECKING:
+    import torch
     from numpy.typing import ArrayLike, NDArray
 
 
@@ -49,3 +51,17 @@ def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: in
         raise ParameterError("row_splits", rule, splits.tolist())
     result: list[int] = lengths.tolist()
     return None if result.count(1) == num_rows else result
+
+
+def check_logits(logits: torch.Tensor, first_row: int, num_rows: int, vocab_size: int) -> None:
+    """Raise `ParameterError` unless `logits` can hold rows from `first_row` on, of `num_rows`."""
+    if logits.dtype not in SUPPORTED_DTYPES:
+        raise ParameterError("logits", "must be float32, float16 or bfloat16", logits.dtype)
+    if logits.dim() != 2 or logits.shape[1] < vocab_size:
+        rule = f"must have shape [rows, columns >= {vocab_size}]"
+        raise ParameterError("logits", rule, tuple(logits.shape))
+    if not (first_row >= 0 and first_row + logits.shape[0] <= num_rows):
+        got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
+        raise ParameterError("logits", f"must hold rows of the batch's {num_rows}", got)
+    if not logits.is_contiguous() and has_overlap(logits):
+        raise ParameterError("logits", "must not share memory between its items", logits.stride())

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from logitd.sampling.backends.base import SUPPORTED_DTYPES, has_overlap
-from logitd.sampling.checks import check_integers, check_row_splits, check_token_ids
+from logitd.sampling.checks import check_integers, check_logits, check_row_splits, check_token_ids
+from logitd.sampling.draft_state import DraftState
+from logitd.sampling.drafts import DraftMode
 from logitd.sampling.edit_list import list_edits
-from logitd.sampling.edits import Edits
+from logitd.sampling.edits import Arithmetic, Edits
+from logitd.sampling.entries import Layer
 from logitd.sampling.errors import ParameterError
 from logitd.sampling.history import Histories, History
 from logitd.sampling.layered_table import LayeredTable
 from logitd.sampling.parameters import PenaltyParameters
+from logitd.sampling.patches import PatchMaker
 from logitd.sampling.penalties import PENALTIES
 from logitd.sampling.penalties.frequency import extend_sums
 from logitd.sampling.penalties.min_new_tokens import find_banned
@@ -30,8 +33,9 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import ArrayLike, NDArray
 
+    from logitd.sampling.drafts import Drafts
     from logitd.sampling.edit_list import EditList
-    from logitd.sampling.edits import Patch
+    from logitd.sampling.patches import Patch
 
 
 _NO_KEYS = np.empty(0, np.int64)
@@ -167,7 +171,7 @@ class PenaltyOrchestrator:
             Only what changed since an earlier state: what was `touched` on the way from it, and its
             `output_lengths`. By default everything.
         """
-        banned = self.edits.banned
+        banned = self._banned
         if since is None:
             return list_edits(self._rows, self._table, banned)
         touched, output_lengths = since
@@ -210,19 +214,38 @@ class PenaltyOrchestrator:
             Rows first_row to first_row + n - 1 of the batch. Columns from vocab_size on are padding and stay as they
             are, as do all columns that no penalty touches. Work is fp32, rounded once to the dtype; -inf stays -inf.
         """
-        self._check_logits(logits, first_row)
-        self.edits.apply_inplace(logits, first_row)
+        check_logits(logits, first_row, self.num_rows, self.vocab_size)
+        self._edits.apply_inplace(logits, first_row)
 
     def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
         """What `apply_inplace` would change in `logits`, which stay as they are."""
-        self._check_logits(logits, first_row)
-        return self.edits.compute_patch(logits, first_row)
+        check_logits(logits, first_row, self.num_rows, self.vocab_size)
+        return self.patch_maker.compute_patch(logits, first_row)
+
+    def with_drafts(self, drafts: Drafts, mode: DraftMode = DraftMode.EXACT) -> DraftState:
+        """What this state does to the logits of drafts' positions; nothing of them is counted here.
+
+        Raises `ParameterError` for a mode that the profile does not have.
+        """
+        return DraftState(self.profile, self._rows, self._table, self._output_lengths, drafts, mode)
 
     @cached_property
-    def edits(self) -> Edits:
-        """What this state does to the logits of all rows."""
-        banned = find_banned(self._rows, self._output_lengths, self.vocab_size)
-        return Edits(self.profile, self._rows, self._table, banned)
+    def patch_maker(self) -> PatchMaker:
+        """What this state would write into logits, entry by entry."""
+        return PatchMaker(self._arithmetic, self._rows, self._table.fold(), self._banned)
+
+    @cached_property
+    def _edits(self) -> Edits:
+        layers = tuple(Layer(self._rows, table) for table in (self._table.recent, self._table.base))
+        return Edits(self._arithmetic, layers, self._banned)
+
+    @cached_property
+    def _arithmetic(self) -> Arithmetic:
+        return Arithmetic(self.profile, self._rows)
+
+    @cached_property
+    def _banned(self) -> NDArray[np.int64]:
+        return find_banned(self._rows, self._output_lengths, self.vocab_size)
 
     @classmethod
     def _empty(cls, profile: Profile, rows: RowParameters, vocab_size: int) -> PenaltyOrchestrator:
@@ -341,18 +364,6 @@ class PenaltyOrchestrator:
             raise ParameterError(f"rollback[{row}]", rule, int(counts[row]))
         result: list[int] = counts.tolist()
         return result
-
-    def _check_logits(self, logits: torch.Tensor, first_row: int) -> None:
-        if logits.dtype not in SUPPORTED_DTYPES:
-            raise ParameterError("logits", "must be float32, float16 or bfloat16", logits.dtype)
-        if logits.dim() != 2 or logits.shape[1] < self.vocab_size:
-            rule = f"must have shape [rows, columns >= {self.vocab_size}]"
-            raise ParameterError("logits", rule, tuple(logits.shape))
-        if not (first_row >= 0 and first_row + logits.shape[0] <= self.num_rows):
-            got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
-            raise ParameterError("logits", f"must hold rows of the batch's {self.num_rows}", got)
-        if not logits.is_contiguous() and has_overlap(logits):
-            raise ParameterError("logits", "must not share memory between its items", logits.stride())
 
 
 def _needs_prompt(profile: Profile, rows: RowParameters) -> bool:

@@ -137,6 +137,10 @@ class TokenTable:
             table.sums[places] = other.sums
         return table
 
+    def spread(self, keys: NDArray[np.int64], places: NDArray[np.int64], *, num_rows: int) -> TokenTable:
+        """A table of other rows, whose entry `keys[i]` (ascending, distinct) is as that at `places[i]` here."""
+        return self._take(places, keys, keys.searchsorted(_first_keys(num_rows + 1, self.vocab_size)))
+
     def without_entries(self) -> TokenTable:
         """A table of as many rows with the same columns, and no entry."""
         has_sums, has_prompt = self.sums is not None, self.in_prompt is not None

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from logitd.sampling.edits import Patch
     from logitd.sampling.orchestrator import PenaltyOrchestrator
+    from logitd.sampling.patches import Patch
 
 _NOT_A_NUMBER = "must not be NaN or +inf, penalties included"
 

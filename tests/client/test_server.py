@@ -115,7 +115,7 @@ def test_an_array_that_cannot_hold_the_processed_logits_is_refused(server_target
             await client.create_batch(sequences(2), vocab_size=VOCAB) as batch,
         ):
             for out in (logits_of(1, VOCAB), logits.astype(np.float16), read_only):
-                with pytest.raises(ValueError, match="^out must be "):
+                with pytest.raises(ValueError, match=r"^out must be "):
                     await batch.apply(logits, [1, 2], out=out)
             assert batch.revision == 0
 

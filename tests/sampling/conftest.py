@@ -8,6 +8,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+from logitd.sampling import layered_table
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -37,3 +39,19 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def two_layers() -> Iterator[None]:
+    """Tables keep what is recent apart even where they are small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layered_table, "_FEW_ENTRIES", 2)
+        patch.setattr(layered_table, "_SHARE", 1)
+        yield
+
+
+@pytest.fixture(scope="module", params=["one layer", "two layers"])
+def any_layers(request: pytest.FixtureRequest) -> None:
+    """Small tables as they are, and in two layers."""
+    if request.param == "two layers":
+        request.getfixturevalue("two_layers")

@@ -18,6 +18,7 @@ from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+pytestmark = pytest.mark.usefixtures("two_layers")
 every_profile = pytest.mark.parametrize("profile", PROFILES)
 
 

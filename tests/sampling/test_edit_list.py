@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from logitd.sampling import EditList, PenaltyOrchestrator
 
+pytestmark = pytest.mark.usefixtures("two_layers")
 # Of one id of one row: flags, and the bits of its frequency sum.
 Known = dict[tuple[int, int], tuple[int, int]]
 

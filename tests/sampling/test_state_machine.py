@@ -21,6 +21,7 @@ from helpers.penalty_states import append, assert_patch_is_the_difference, asser
 from helpers.penalty_strategies import PROFILES, draw_row
 from logitd.sampling import ParameterError, PenaltyOrchestrator, RowStart
 
+pytestmark = pytest.mark.usefixtures("two_layers")
 VOCAB_SIZE = 7
 POOL = tuple(range(VOCAB_SIZE))
 MAX_ROWS = 8
