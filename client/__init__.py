@@ -23,6 +23,7 @@ from __future__ import annotations
 from logitd.client._aio import AsyncClient
 from logitd.client._aio_batch import AsyncBeamBatch, AsyncPenaltyBatch
 from logitd.client._arrays import from_bfloat16, to_bfloat16
+from logitd.client._drafts import Drafts
 from logitd.client._edits import Edits, EditTable
 from logitd.client._exceptions import (
     AlreadyExistsError,
@@ -97,6 +98,7 @@ __all__ = [
     "Client",
     "ClientClosedError",
     "DeadlineExceededError",
+    "Drafts",
     "EarlyStopping",
     "EditTable",
     "Edits",

@@ -15,6 +15,7 @@ from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
 from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep, SparseStep
 from logitd.client._beam_steps import BeamSearchStep
+from logitd.client._drafts import as_drafts
 from logitd.client._exceptions import (
     ErrorDetails,
     LogitdError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from logitd.client import _types as types
     from logitd.client._aio import AsyncClient
     from logitd.client._arrays import TokenIds
+    from logitd.client._drafts import AnyDrafts
     from logitd.client._edits import Edits
     from logitd.client._history import History
     from logitd.client._shared_logits import AsyncSharedLogits
@@ -212,36 +214,52 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
         logits: npt.ArrayLike,
         token_ids: StepTokens | None = None,
         *,
+        drafts: AnyDrafts | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """As `PenaltyBatch.apply`."""
-        return await self._run(DenseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids, out))
+        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        return await self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
 
-    async def apply_sparse(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> types.SparsePatch:
+    async def apply_sparse(
+        self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
+    ) -> types.SparsePatch:
         """As `PenaltyBatch.apply_sparse`."""
-        return await self._run(SparseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids))
+        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        return await self._run(SparseStep(source, token_ids, as_drafts(drafts)))
 
     async def apply_shared(
-        self, shared: AsyncSharedLogits, token_ids: StepTokens | None = None, *, rows: slice | None = None
+        self,
+        shared: AsyncSharedLogits,
+        token_ids: StepTokens | None = None,
+        *,
+        drafts: AnyDrafts | None = None,
+        rows: slice | None = None,
     ) -> types.SparsePatch:
         """As `PenaltyBatch.apply_shared`."""
-        return await self._run(SparseStep(self._rows_in(shared, rows), token_ids))
+        made = as_drafts(drafts)
+        return await self._run(SparseStep(self._rows_in(shared, rows, made), token_ids, made))
 
     async def apply_inplace(
         self,
         shared: AsyncSharedLogits,
         token_ids: StepTokens | None = None,
         *,
+        drafts: AnyDrafts | None = None,
         rows: slice | None = None,
         refill: abc.Callable[[], object] | None = None,
     ) -> None:
         """As `PenaltyBatch.apply_inplace`; `refill` may be a coroutine function."""
-        await self._run(InPlaceStep(self._rows_in(shared, rows), token_ids, refill))
+        made = as_drafts(drafts)
+        await self._run(InPlaceStep(self._rows_in(shared, rows, made), token_ids, made, refill))
 
-    async def edits(self, token_ids: StepTokens | None = None, *, since: int | None = None) -> Edits:
+    async def edits(
+        self, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None, since: int | None = None
+    ) -> Edits:
         """As `PenaltyBatch.edits`."""
-        ranges = self._edit_ranges(token_ids, self._client._config.chunk_bytes)
-        return await self._run(EditsStep(ranges, token_ids, since, self.info.profile))
+        made = as_drafts(drafts)
+        ranges = self._edit_ranges(token_ids, made, self._client._config.chunk_bytes)
+        return await self._run(EditsStep(ranges, token_ids, made, since, self.info.profile))
 
     async def retry(
         self, *, refilled: bool = False

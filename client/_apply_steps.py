@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from logitd.client._drafts import Drafts
     from logitd.client._history import History
     from logitd.client._logits import InlineLogits, LogitsSource, SharedRows
     from logitd.client._steps import Aim, StepTokens
@@ -33,9 +34,10 @@ class ApplyStep(Step[Result]):
     method = "Apply"
     form: ClassVar[str]
 
-    def __init__(self, num_messages: int, token_ids: StepTokens | None) -> None:
+    def __init__(self, num_messages: int, token_ids: StepTokens | None, drafts: Drafts | None) -> None:
         super().__init__(num_messages, is_mutation=token_ids is not None)
         self._tokens = None if token_ids is None else token_update(token_ids, None)
+        self._drafts = None if drafts is None else drafts.to_proto()
 
     def record(self, history: History[Any]) -> None:
         assert self._tokens is not None
@@ -43,11 +45,14 @@ class ApplyStep(Step[Result]):
 
     def _request(self, index: int) -> service_pb2.ApplyRequest:
         first_row = self._rows(index).start
-        if index == 0 and not self._is_committed:
-            return service_pb2.ApplyRequest(
-                target=self.target, tokens=self._tokens, form=self.form, first_row=first_row
-            )
-        return service_pb2.ApplyRequest(target=self.reading_target, form=self.form, first_row=first_row)
+        is_first = index == 0 and not self._is_committed
+        return service_pb2.ApplyRequest(
+            target=self.target if is_first else self.reading_target,
+            tokens=self._tokens if is_first else None,
+            form=self.form,
+            first_row=first_row,
+            drafts=self._drafts,
+        )
 
     def _receipt(self, index: int, revision: int, first_row: int, draining: bool) -> Receipt:
         rows = self._rows(index)
@@ -63,8 +68,8 @@ class ApplyStep(Step[Result]):
 class _LogitsStep(ApplyStep[Result]):
     """Logits go up, or are named."""
 
-    def __init__(self, logits: LogitsSource, token_ids: StepTokens | None) -> None:
-        super().__init__(logits.num_messages, token_ids)
+    def __init__(self, logits: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None) -> None:
+        super().__init__(logits.num_messages, token_ids, drafts)
         self._logits = logits
         self.memory = logits.memory
 
@@ -84,16 +89,19 @@ class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
 
     form = "APPLY_FORM_DENSE"
 
-    def __init__(self, logits: InlineLogits, token_ids: StepTokens | None, out: npt.NDArray[Any] | None = None) -> None:
-        super().__init__(logits, token_ids)
-        dtype = logits.dtype.newbyteorder("=")
-        self._processed = np.empty(logits.array.shape, dtype) if out is None else out
-        if (self._processed.dtype, self._processed.shape) != (dtype, logits.array.shape):
-            wanted, got = (
-                f"{dtype} {list(logits.array.shape)}",
-                f"{self._processed.dtype} {list(self._processed.shape)}",
-            )
-            raise ValueError(f"out must be {wanted} as the logits, got {got}")
+    def __init__(
+        self,
+        logits: InlineLogits,
+        token_ids: StepTokens | None,
+        drafts: Drafts | None = None,
+        out: npt.NDArray[Any] | None = None,
+    ) -> None:
+        super().__init__(logits, token_ids, drafts)
+        shape, dtype = logits.array.shape, logits.dtype.newbyteorder("=")
+        self._processed = np.empty(shape, dtype) if out is None else out
+        if (self._processed.dtype, self._processed.shape) != (dtype, shape):
+            got = f"{self._processed.dtype} {list(self._processed.shape)}"
+            raise ValueError(f"out must be {dtype} {list(shape)} as the logits, got {got}")
         if not self._processed.flags.writeable:
             raise ValueError("out must be writable, got an array that is not")
 
@@ -118,8 +126,8 @@ class SparseStep(_LogitsStep[types.SparsePatch]):
 
     form = "APPLY_FORM_SPARSE"
 
-    def __init__(self, logits: LogitsSource, token_ids: StepTokens | None) -> None:
-        super().__init__(logits, token_ids)
+    def __init__(self, logits: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None = None) -> None:
+        super().__init__(logits, token_ids, drafts)
         self._patches: list[types.SparsePatch] = []
 
     def _read(self, index: int, reply: bytes) -> Receipt:
@@ -154,9 +162,13 @@ class InPlaceStep(_LogitsStep[None]):
     form = "APPLY_FORM_IN_PLACE"
 
     def __init__(
-        self, logits: SharedRows, token_ids: StepTokens | None, refill: abc.Callable[[], object] | None
+        self,
+        logits: SharedRows,
+        token_ids: StepTokens | None,
+        drafts: Drafts | None,
+        refill: abc.Callable[[], object] | None,
     ) -> None:
-        super().__init__(logits, token_ids)
+        super().__init__(logits, token_ids, drafts)
         self.refill = refill
 
     def note_failure(self, error: BaseException) -> None:
@@ -180,13 +192,19 @@ class EditsStep(ApplyStep[Edits]):
     form = "APPLY_FORM_EDITS"
 
     def __init__(
-        self, row_ranges: abc.Sequence[slice], token_ids: StepTokens | None, since: int | None, profile: str | None
+        self,
+        row_ranges: abc.Sequence[slice],
+        token_ids: StepTokens | None,
+        drafts: Drafts | None,
+        since: int | None,
+        profile: str | None,
     ) -> None:
         """`since` is a revision as the caller counts it."""
-        super().__init__(len(row_ranges), token_ids)
+        super().__init__(len(row_ranges), token_ids, drafts)
         self._row_ranges = row_ranges
         self._since = since
-        self._profile = profile or ""
+        self._profile = types.Profile.SGLANG_FUSED if drafts is not None and drafts.is_relaxed else profile or ""
+        self._position_rows = None if drafts is None else drafts.rows
         self._parts: list[Edits] = []
 
     def aim_again(self, aim: Aim) -> None:
@@ -211,13 +229,14 @@ class EditsStep(ApplyStep[Edits]):
         if response.WhichOneof("result") != "edits":
             raise ProtocolError("an Apply for edits was answered in another form")
         rows = self._rows(index)
-        edits = self._read_edits(response.edits, response.revision + self._offset, rows.stop - rows.start)
+        edits = self._read_edits(response.edits, response.revision + self._offset, rows)
         if any(part.is_full != edits.is_full for part in self._parts) or (self._since is None and not edits.is_full):
             raise ProtocolError("edits in full and as a difference were mixed")
         self._parts.append(edits)
         return receipt
 
-    def _read_edits(self, message: service_pb2.Edits, revision: int, num_rows: int) -> Edits:
+    def _read_edits(self, message: service_pb2.Edits, revision: int, rows: slice) -> Edits:
+        num_rows = rows.stop - rows.start
         splits, ids = ids_from_bytes(message.row_splits), ids_from_bytes(message.token_ids)
         check_row_splits(splits, num_rows, len(ids))
         edits = Edits(
@@ -231,6 +250,7 @@ class EditsStep(ApplyStep[Edits]):
             revision=revision,
             profile=self._profile,
             base_revision=None if message.is_full else self._since,
+            position_rows=None if self._position_rows is None else self._position_rows[rows],
         )
         lengths = [len(edits.repetition), len(edits.presence), len(edits.frequency_sums), len(edits.flags)]
         if lengths != [num_rows, num_rows, len(ids), len(ids)]:

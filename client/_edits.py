@@ -5,7 +5,7 @@ The formulas are those of the message Edits in `proto/logitd/v1/service.proto`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,6 +48,8 @@ class Edits:
     """Whose formula it is."""
     base_revision: int | None = None
     """Where they are a difference, since when."""
+    position_rows: npt.NDArray[np.int64] | None = None
+    """Of a step with drafts: the batch's row of each of its positions, which are the rows here."""
 
     @property
     def row_indices(self) -> npt.NDArray[np.int64]:
@@ -68,6 +70,22 @@ class Edits:
         acts = np.flatnonzero(self.flags & (_IS_SEEN | _IS_BANNED))
         places = self.row_indices[acts], self.token_ids[acts]
         logits[places] = _round(self._edit(_widen(logits[places]), acts, places[0]), logits.dtype)
+
+    def gather(self, rows: npt.NDArray[np.int64]) -> Edits:
+        """The edits of some rows, in this order, repeats allowed."""
+        lengths = np.diff(self.row_splits)[rows]
+        splits = np.concatenate(([0], np.cumsum(lengths)))
+        entries = np.repeat(self.row_splits[rows] - splits[:-1], lengths) + np.arange(splits[-1])
+        return replace(
+            self,
+            row_splits=splits.astype(np.int32),
+            token_ids=self.token_ids[entries],
+            repetition=self.repetition[rows],
+            presence=self.presence[rows],
+            frequency_sums=self.frequency_sums[entries],
+            flags=self.flags[entries],
+            position_rows=None,
+        )
 
     def _edit(
         self, values: npt.NDArray[np.float32], acts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
@@ -109,12 +127,17 @@ class EditTable:
         return None if self._last is None else self._last.revision
 
     def update(self, edits: Edits) -> None:
-        """Takes edits in full, or a difference since `revision`; ValueError for another difference."""
+        """Takes edits in full, or a difference since `revision`; ValueError for another difference.
+
+        Of edits of drafts it takes those of the committed ends, which are the batch's own.
+        """
+        if edits.position_rows is not None:
+            edits = edits.gather(np.unique(edits.position_rows, return_index=True)[1])
         keys = (edits.row_indices << _ROW_SHIFT) | edits.token_ids
         if edits.is_full:
             self._keys, self._sums, self._flags = keys, edits.frequency_sums, edits.flags
         else:
-            self._check_base(edits)
+            self._check_base(edits, num_rows=len(edits.repetition))
             self._replace(keys, edits)
         self._last = edits
 
@@ -134,15 +157,30 @@ class EditTable:
             profile=last.profile,
         )
 
+    def at_positions(self, edits: Edits) -> Edits:
+        """The edits of drafts' positions in full; of a difference since `revision`, so that `update` comes after.
+
+        edits = batch.edits(accepted, since=table.revision, drafts=drafts)
+        table.at_positions(edits).apply_to_inplace(logits)
+        table.update(edits)
+        """
+        if edits.is_full or edits.position_rows is None:
+            return edits
+        self._check_base(edits, num_rows=len(self._checked_last().repetition))
+        table = EditTable()
+        table.update(replace(self.full().gather(edits.position_rows), profile=edits.profile))
+        table.update(replace(edits, position_rows=None))
+        return table.full()
+
     def apply_to_inplace(self, logits: npt.NDArray[Any]) -> None:
         """As `Edits.apply_to_inplace`."""
         self.full().apply_to_inplace(logits)
 
-    def _check_base(self, edits: Edits) -> None:
+    def _check_base(self, edits: Edits, num_rows: int) -> None:
         last = self._checked_last()
-        if (edits.base_revision, len(edits.repetition)) != (last.revision, len(last.repetition)):
+        if (edits.base_revision, num_rows) != (last.revision, len(last.repetition)):
             rule = f"a difference must be since revision {last.revision} over {len(last.repetition)} rows"
-            raise ValueError(f"{rule}, got revision {edits.base_revision}, {len(edits.repetition)} rows")
+            raise ValueError(f"{rule}, got revision {edits.base_revision}, {num_rows} rows")
 
     def _checked_last(self) -> Edits:
         if self._last is None:
@@ -182,7 +220,13 @@ def join_edits(parts: abc.Sequence[Edits]) -> Edits:
         revision=parts[0].revision,
         profile=parts[0].profile,
         base_revision=parts[0].base_revision,
+        position_rows=_join_positions([part.position_rows for part in parts]),
     )
+
+
+def _join_positions(parts: abc.Sequence[npt.NDArray[np.int64] | None]) -> npt.NDArray[np.int64] | None:
+    present = [part for part in parts if part is not None]
+    return np.concatenate(present) if present else None
 
 
 def _by_sign(values: Any, repetition: Any, frequency: Any, presence: Any) -> Any:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from logitd.client._beam_history import BeamHistory
+    from logitd.client._drafts import Drafts
     from logitd.client._penalty_history import PenaltyHistory
     from logitd.client._steps import StepTokens
     from logitd.client._types import BeamStep, RowLayout, SearchStep
@@ -31,17 +32,20 @@ class PenaltySession(BatchSession):
 
     history: PenaltyHistory
 
-    def _rows_in(self, shared: SharedMemory, rows: slice | None) -> SharedRows:
-        whole = slice(0, self._num_rows)
+    def _rows_in(self, shared: SharedMemory, rows: slice | None, drafts: Drafts | None) -> SharedRows:
+        whole = slice(0, self._num_rows if drafts is None else drafts.num_positions)
         if rows is None:
             return SharedRows(shared, whole)
         start, stop, step = rows.indices(whole.stop)
         return SharedRows(shared, slice(start, stop, step))
 
-    def _edit_ranges(self, token_ids: StepTokens | None, chunk_bytes: int) -> list[slice]:
+    def _edit_ranges(self, token_ids: StepTokens | None, drafts: Drafts | None, chunk_bytes: int) -> list[slice]:
         # Rows that are answered together, so that a reply stays below the least limit of messages that there is.
         added = 0 if token_ids is None else most_tokens(token_ids)
-        weights = [_ROW_BYTES + _EDIT_BYTES * (count + added) for count in self.history.most_edits()]
+        counts = [count + added for count in self.history.most_edits()]
+        if drafts is not None:
+            counts = [counts[row] + len(drafts.token_ids[row]) for row in drafts.rows.tolist() if row < len(counts)]
+        weights = [_ROW_BYTES + _EDIT_BYTES * count for count in counts]
         return split_rows(weights, min(chunk_bytes, _MOST_REPLY_BYTES))
 
 

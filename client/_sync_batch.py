@@ -14,6 +14,7 @@ from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
 from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep, SparseStep
 from logitd.client._beam_steps import BeamSearchStep
+from logitd.client._drafts import as_drafts
 from logitd.client._exceptions import LogitdError, NotFoundError, ProtocolError, from_grpc_error, step_timeout
 from logitd.client._kinds import BeamSession, PenaltySession, SearchResults
 from logitd.client._logits import InlineLogits
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from logitd.client import _types as types
     from logitd.client._arrays import TokenIds
+    from logitd.client._drafts import AnyDrafts
     from logitd.client._edits import Edits
     from logitd.client._history import History
     from logitd.client._shared_logits import SharedLogits
@@ -115,7 +117,6 @@ class _Batch(BatchSession):
     def delete(self) -> None:
         """Ends the streams and releases the batch; one that is gone already is no error."""
         self.close()
-        # Where another batch has the id now, ours is gone.
         with contextlib.suppress(NotFoundError):
             self._client._ask(self._deletion())
 
@@ -241,6 +242,7 @@ class PenaltyBatch(_Batch, PenaltySession):
         logits: npt.ArrayLike,
         token_ids: StepTokens | None = None,
         *,
+        drafts: AnyDrafts | None = None,
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """The processed logits, of the shape and type of `logits`.
@@ -252,23 +254,33 @@ class PenaltyBatch(_Batch, PenaltySession):
             size on are padding and come back as they were.
         token_ids
             As in `accumulate`; counted first. None: nothing is counted.
+        drafts
+            `Drafts`, or a list of ids for each sequence, a chain. The rows of the logits are their positions then.
         out
-            Where to write them, which may be `logits` itself; it is returned, and spares the time in which a new
-            array's memory is touched for the first time. None: a new array. When the step fails, rows may be written.
+            Where to write them, which may be `logits` itself; it is returned. It spares the first touch of new memory.
+            None: a new array. When the step fails, rows may be written.
         """
-        return self._run(DenseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids, out))
+        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        return self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
 
-    def apply_sparse(self, logits: npt.ArrayLike, token_ids: StepTokens | None = None) -> types.SparsePatch:
+    def apply_sparse(
+        self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
+    ) -> types.SparsePatch:
         """What `apply` would change in `logits`, which stay as they are; the parameters are those of `apply`."""
-        return self._run(SparseStep(InlineLogits(logits, self._client._config.chunk_bytes), token_ids))
+        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        return self._run(SparseStep(source, token_ids, as_drafts(drafts)))
 
     def apply_shared(
-        self, shared: SharedLogits, token_ids: StepTokens | None = None, *, rows: slice | None = None
+        self,
+        shared: SharedLogits,
+        token_ids: StepTokens | None = None,
+        *,
+        drafts: AnyDrafts | None = None,
+        rows: slice | None = None,
     ) -> types.SparsePatch:
         """What `apply` would change in shared logits, which stay as they are.
 
-        A lost reply costs nothing: the step is repeated with the same logits. Until it returns, and until a `retry()`
-        of it has returned, they must not change.
+        They must not change until it returns, and until a `retry()` of it has: after a lost reply it is repeated.
 
         Parameters
         ----------
@@ -276,16 +288,20 @@ class PenaltyBatch(_Batch, PenaltySession):
             Row i of the batch is row i of them.
         token_ids
             As in `accumulate`, for all sequences; counted first. None: nothing is counted.
+        drafts
+            As in `apply`; position i is row i then.
         rows
             The rows to process, which come in the patch from 0 on; None: all of the batch.
         """
-        return self._run(SparseStep(self._rows_in(shared, rows), token_ids))
+        made = as_drafts(drafts)
+        return self._run(SparseStep(self._rows_in(shared, rows, made), token_ids, made))
 
     def apply_inplace(
         self,
         shared: SharedLogits,
         token_ids: StepTokens | None = None,
         *,
+        drafts: AnyDrafts | None = None,
         rows: slice | None = None,
         refill: abc.Callable[[], object] | None = None,
     ) -> None:
@@ -298,26 +314,32 @@ class PenaltyBatch(_Batch, PenaltySession):
 
         Parameters
         ----------
-        shared, token_ids, rows
+        shared, token_ids, drafts, rows
             As in `apply_shared`.
         refill
             Fills `shared.array` with this step's logits again.
         """
-        self._run(InPlaceStep(self._rows_in(shared, rows), token_ids, refill))
+        made = as_drafts(drafts)
+        self._run(InPlaceStep(self._rows_in(shared, rows, made), token_ids, made, refill))
 
-    def edits(self, token_ids: StepTokens | None = None, *, since: int | None = None) -> Edits:
+    def edits(
+        self, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None, since: int | None = None
+    ) -> Edits:
         """What to do to logits that stay with the caller.
 
         Parameters
         ----------
         token_ids
             As in `accumulate`; counted first. None: nothing is counted.
+        drafts
+            As in `apply`; the edits are those of the positions.
         since
             An earlier `revision`, usually that of an `EditTable`: only what changed from there on, if the server still
             knows (`is_full` tells). None: everything.
         """
-        ranges = self._edit_ranges(token_ids, self._client._config.chunk_bytes)
-        return self._run(EditsStep(ranges, token_ids, since, self.info.profile))
+        made = as_drafts(drafts)
+        ranges = self._edit_ranges(token_ids, made, self._client._config.chunk_bytes)
+        return self._run(EditsStep(ranges, token_ids, made, since, self.info.profile))
 
     def retry(self, *, refilled: bool = False) -> npt.NDArray[Any] | types.SparsePatch | Edits | RowLayouts | None:
         """Sends the step that was not answered again, the same bytes, and returns its result.

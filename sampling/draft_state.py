@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,11 +30,20 @@ if TYPE_CHECKING:
     from logitd.sampling.token_table import TokenTable
 
 
+class _Positions(NamedTuple):
+    """Some positions as plain rows, numbered from 0 on."""
+
+    rows: RowParameters
+    table: TokenTable
+    banned: NDArray[np.int64]
+
+
 class DraftState:
     """A state of R rows seen from the P positions of their drafts; immutable, and nothing is committed by it.
 
     In place, each row's entries are applied to all of its positions as they are, and what a path adds is laid over
-    them; no entry is kept once for every position. A patch and a list of edits have their entries position by position.
+    them: no entry is kept once for every position. A patch or a list of edits, which has them so, gathers those of its
+    own positions alone.
     """
 
     def __init__(
@@ -66,26 +75,42 @@ class DraftState:
     def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
         """What `apply_inplace` would change in `logits`, which stay as they are."""
         check_logits(logits, first_row, self.num_rows, self._table.vocab_size)
-        return self._patch_maker.compute_patch(logits, first_row)
+        part = self._gather(first_row, first_row + len(logits))
+        return PatchMaker(Arithmetic(self._profile, part.rows), *part).compute_patch(logits)
 
-    def list_edits(self, since: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None) -> EditList:
-        """The edits of each position.
+    def list_edits(
+        self,
+        since: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+        *,
+        first_row: int = 0,
+        num_rows: int | None = None,
+    ) -> EditList:
+        """The edits of some positions, by default of all.
 
         Parameters
         ----------
         since : (touched, output_lengths), optional
             As in `PenaltyOrchestrator.list_edits`: only what differs from an earlier state of the position's row, which
             is what the row's steps since then and the position's path have touched. By default everything.
+        first_row, num_rows : int
+            The positions to list.
         """
-        positions = LayeredTable(self._table_of_positions)
+        end = self.num_rows if num_rows is None else first_row + num_rows
+        rows, table, banned = self._gather(first_row, end)
         if since is None:
-            return list_edits(self._position_rows, positions, self._banned)
+            return list_edits(rows, LayeredTable(table), banned)
         touched, output_lengths = since
-        before = find_banned(self._position_rows, output_lengths[self._drafts.rows], self._table.vocab_size)
-        differing = np.setxor1d(before, self._banned, assume_unique=True)
-        touched_there = self._table.select(touched).gather(self._drafts.rows).keys
-        only = np.unique(np.concatenate((touched_there, self._paths.keys, differing)))
-        return list_edits(self._position_rows, positions, self._banned, only)
+        numbers = self._drafts.rows[first_row:end]
+        before = find_banned(rows, output_lengths[numbers], table.vocab_size)
+        differing = np.setxor1d(before, banned, assume_unique=True)
+        touched_there = self._table.select(touched).gather(numbers).keys
+        only = np.unique(np.concatenate((touched_there, self._paths.slice_rows(first_row, end).keys, differing)))
+        return list_edits(rows, LayeredTable(table), banned, only)
+
+    def count_entries(self, first_row: int, num_rows: int) -> int:
+        """How many entries some positions have at most, beside those of their paths and their bans."""
+        lengths = self._table.base.row_lengths + self._table.recent.row_lengths
+        return int(lengths[self._drafts.rows[first_row : first_row + num_rows]].sum())
 
     @cached_property
     def _edits(self) -> Edits:
@@ -94,11 +119,6 @@ class DraftState:
         if not self._is_relaxed:
             layers.insert(0, Layer(self._position_rows, self._paths))
         return Edits(Arithmetic(self._profile, self._rows), tuple(layers), self._banned)
-
-    @cached_property
-    def _patch_maker(self) -> PatchMaker:
-        arithmetic = Arithmetic(self._profile, self._position_rows)
-        return PatchMaker(arithmetic, self._position_rows, self._table_of_positions, self._banned)
 
     @cached_property
     def _position_rows(self) -> RowParameters:
@@ -111,10 +131,13 @@ class DraftState:
             lengths = lengths + self._drafts.depths
         return find_banned(self._position_rows, lengths, self._table.vocab_size)
 
-    @cached_property
-    def _table_of_positions(self) -> TokenTable:
-        table = self._table.fold().gather(self._drafts.rows)
-        return table if self._is_relaxed else table.overlay(self._paths)
+    def _gather(self, first: int, end: int) -> _Positions:
+        vocab_size, numbers = self._table.vocab_size, self._drafts.rows[first:end]
+        table = self._table.fold().gather(numbers)
+        if not self._is_relaxed:
+            table = table.overlay(self._paths.slice_rows(first, end))
+        start, stop = self._banned.searchsorted(np.array((first, end)) * vocab_size)
+        return _Positions(self._rows.gather(numbers), table, self._banned[start:stop] - first * vocab_size)
 
     @cached_property
     def _paths(self) -> TokenTable:

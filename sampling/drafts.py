@@ -14,7 +14,8 @@ from logitd.sampling.errors import ParameterError
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-MAX_PATH_TOKENS = 1 << 20
+# What bounds the work of a message: 64 chains of 90, or a chain of 723.
+MAX_PATH_TOKENS = 1 << 18
 
 
 class DraftMode(enum.Enum):

@@ -162,7 +162,13 @@ class PenaltyOrchestrator:
         """
         return self._touched
 
-    def list_edits(self, since: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None) -> EditList:
+    def list_edits(
+        self,
+        since: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None,
+        *,
+        first_row: int = 0,
+        num_rows: int | None = None,
+    ) -> EditList:
         """What this state does to logits that stay elsewhere, part by part.
 
         Parameters
@@ -170,14 +176,16 @@ class PenaltyOrchestrator:
         since : (touched, output_lengths), optional
             Only what changed since an earlier state: what was `touched` on the way from it, and its
             `output_lengths`. By default everything.
+        first_row, num_rows : int
+            The rows to list; by default all from the first on.
         """
-        banned = self._banned
-        if since is None:
-            return list_edits(self._rows, self._table, banned)
-        touched, output_lengths = since
-        before = find_banned(self._rows, output_lengths, self.vocab_size)
-        only = np.union1d(touched, np.setxor1d(before, banned, assume_unique=True))
-        return list_edits(self._rows, self._table, banned, only)
+        only = None
+        if since is not None:
+            touched, output_lengths = since
+            before = find_banned(self._rows, output_lengths, self.vocab_size)
+            only = np.union1d(touched, np.setxor1d(before, self._banned, assume_unique=True))
+        edits = list_edits(self._rows, self._table, self._banned, only)
+        return edits.slice_rows(first_row, self.num_rows - first_row if num_rows is None else num_rows)
 
     def filter(self, rows: ArrayLike) -> PenaltyOrchestrator:
         """The state of these rows, in this order. A row that is named twice is forked."""

@@ -192,6 +192,19 @@ class TokenTable:
         shift = _first_keys(len(rows), self.vocab_size) - rows * self.vocab_size
         return self._take(places, self.keys[places] + np.repeat(shift, lengths), splits)
 
+    def slice_rows(self, first_row: int, end_row: int) -> TokenTable:
+        """The entries of rows [first_row, end_row), renumbered from 0 on."""
+        splits = self.row_splits[first_row : end_row + 1]
+        entries = slice(splits[0], splits[-1])
+        return TokenTable(
+            self.vocab_size,
+            splits - splits[0],
+            self.keys[entries] - first_row * self.vocab_size,
+            self.counts[entries],
+            None if self.sums is None else self.sums[entries],
+            None if self.in_prompt is None else self.in_prompt[entries],
+        )
+
     def concatenate(self, other: TokenTable) -> TokenTable:
         """The rows of this table and then the other's; a side that lacks a column gets its neutral value."""
         return TokenTable(

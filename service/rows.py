@@ -18,5 +18,5 @@ def check_rows(path: str, first_row: int, shape: Sequence[int], num_rows: int) -
     if not 0 <= first_row < num_rows:
         raise InvalidField("first_row", f"must be in [0, {num_rows})", first_row)
     if len(shape) == 2 and shape[0] > num_rows - first_row:
-        rule = f"must be at most {num_rows - first_row}, the batch's rows from first_row on"
+        rule = f"must be at most {num_rows - first_row}, the rows from first_row on"
         raise InvalidField(f"{path}.shape[0]", rule, shape[0])

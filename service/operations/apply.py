@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from logitd.service.codec import parse_step
+from logitd.service.drafts import read_drafts
 from logitd.service.errors import InvalidField, NotSupported
 from logitd.service.identity import Standing, read_target
 from logitd.service.operations.apply_forms import REPLIES, ApplyJob
@@ -31,7 +32,9 @@ class ApplyStream:
         target = read_target(request.target, is_mutation=request.HasField("tokens"))
         batch = self._context.find_penalty_batch(target, _METHOD)
         following = _compute_next(batch, target, request)
-        job = ApplyJob(self._context, batch, request, payload, following)
+        state = batch.state if following is None else following.state
+        drafted = read_drafts(state, request.drafts) if request.HasField("drafts") else state
+        job = ApplyJob(self._context, batch, request, payload, following, drafted)
         reply = self._context.check_reply(REPLIES[form](job))
         if following is not None:
             batch.advance(following)

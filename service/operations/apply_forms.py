@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from logitd.sampling import DraftState
 from logitd.service.codec import as_int32, view_items
-from logitd.service.errors import InvalidField
+from logitd.service.errors import InvalidField, ReplyTooLarge
 from logitd.service.frames import append_arrays
 from logitd.service.rows import check_rows
 from logitd.v1 import service_pb2, types_pb2
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from logitd.service.operations.context import OperationContext
     from logitd.service.penalty_batch import NextState, PenaltyBatch
 
+# What an entry takes in a patch of 16-bit values, the least there is.
+_BYTES_PER_ENTRY = 6
 _SPARSE, _EDITS = service_pb2.SparsePatch, service_pb2.Edits
 _DENSE_LOGITS = (
     service_pb2.ApplyResponse.DENSE_FIELD_NUMBER,
@@ -29,24 +32,24 @@ _DENSE_LOGITS = (
 
 @dataclass(frozen=True, slots=True)
 class ApplyJob:
-    """A message that is to be answered; `following` is what it makes of the batch, if anything."""
+    """A message that is to be answered.
+
+    `following` is what it makes of the batch, if anything. `state` is what is applied; its rows are those of the batch
+    or the positions of drafts.
+    """
 
     context: OperationContext
     batch: PenaltyBatch
     request: service_pb2.ApplyRequest
     payload: Payload | None
     following: NextState | None
-
-    @property
-    def state(self) -> PenaltyOrchestrator:
-        """The state that is applied."""
-        return self.batch.state if self.following is None else self.following.state
+    state: PenaltyOrchestrator | DraftState
 
     def read_logits(self) -> WireLogits:
         """The message's logits, checked."""
         if not self.request.HasField("logits"):
             raise InvalidField("logits", "must be set", "nothing")
-        check_rows("logits", self.request.first_row, self.request.logits.shape, self.batch.num_rows)
+        check_rows("logits", self.request.first_row, self.request.logits.shape, self.state.num_rows)
         return self.context.read_logits(self.batch, self.request.logits, self.payload)
 
     def start_response(self) -> service_pb2.ApplyResponse:
@@ -68,6 +71,7 @@ def reply_dense(job: ApplyJob) -> bytes:
 def reply_sparse(job: ApplyJob) -> bytes:
     """The new values alone."""
     logits = job.read_logits()
+    _check_entries(job, logits.shape[0])
     patch = job.state.compute_patch(logits.view(), first_row=job.request.first_row)
     arrays = (
         (_SPARSE.ROW_SPLITS_FIELD_NUMBER, as_int32(patch.row_splits)),
@@ -95,10 +99,11 @@ def reply_edits(job: ApplyJob) -> bytes:
     if job.request.HasField("logits"):
         raise InvalidField("logits", "must not be set in form EDITS", "a value")
     num_rows = _read_row_count(job)
+    _check_entries(job, num_rows)
     since = None
     if job.request.HasField("edits_since_revision"):
         since = job.batch.changes_since(job.request.edits_since_revision, job.following)
-    edits = job.state.list_edits(since).slice_rows(job.request.first_row, num_rows)
+    edits = job.state.list_edits(since, first_row=job.request.first_row, num_rows=num_rows)
     arrays = (
         (_EDITS.ROW_SPLITS_FIELD_NUMBER, as_int32(edits.row_splits)),
         (_EDITS.TOKEN_IDS_FIELD_NUMBER, edits.token_ids),
@@ -121,11 +126,19 @@ REPLIES: Mapping[types_pb2.ApplyForm, Callable[[ApplyJob], bytes]] = {
 
 
 def _read_row_count(job: ApplyJob) -> int:
-    first_row, num_rows = job.request.first_row, job.batch.num_rows
+    first_row, num_rows = job.request.first_row, job.state.num_rows
     check_rows("row_count", first_row, [], num_rows)
     if not job.request.HasField("row_count"):
         return num_rows - first_row
     if not 1 <= job.request.row_count <= num_rows - first_row:
-        rule = f"must be in [1, {num_rows - first_row}], the batch's rows from first_row on"
+        rule = f"must be in [1, {num_rows - first_row}], the rows from first_row on"
         raise InvalidField("row_count", rule, job.request.row_count)
     return job.request.row_count
+
+
+def _check_entries(job: ApplyJob, num_rows: int) -> None:
+    # Positions can ask for an entry of their row very often; too often is noticed before any of it is made.
+    if isinstance(job.state, DraftState):
+        num_bytes = _BYTES_PER_ENTRY * job.state.count_entries(job.request.first_row, num_rows)
+        if num_bytes > job.context.config.max_message_bytes:
+            raise ReplyTooLarge(job.context.config.max_message_bytes, num_bytes)

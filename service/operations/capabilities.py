@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logitd.service.config import ServerConfig
     from logitd.service.operations.context import OperationContext
 
-_FEATURES = ("rollback", "filter", "merge", "chunks", "edits_since_revision", "finish_early", "rebuild")
+_FEATURES = ("rollback", "filter", "merge", "chunks", "edits_since_revision", "finish_early", "rebuild", "drafts")
 
 
 def get_capabilities(context: OperationContext, data: bytes) -> bytes:

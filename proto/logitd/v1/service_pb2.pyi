@@ -162,7 +162,7 @@ class AccumulateResponse(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., draining: bool = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("target", "tokens", "form", "first_row", "logits", "edits_since_revision", "row_count")
+    __slots__ = ("target", "tokens", "form", "first_row", "logits", "edits_since_revision", "row_count", "drafts")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     FORM_FIELD_NUMBER: _ClassVar[int]
@@ -170,6 +170,7 @@ class ApplyRequest(_message.Message):
     LOGITS_FIELD_NUMBER: _ClassVar[int]
     EDITS_SINCE_REVISION_FIELD_NUMBER: _ClassVar[int]
     ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DRAFTS_FIELD_NUMBER: _ClassVar[int]
     target: StepTarget
     tokens: TokenUpdate
     form: _types_pb2.ApplyForm
@@ -177,7 +178,20 @@ class ApplyRequest(_message.Message):
     logits: _types_pb2.Tensor
     edits_since_revision: int
     row_count: int
-    def __init__(self, target: _Optional[_Union[StepTarget, _Mapping]] = ..., tokens: _Optional[_Union[TokenUpdate, _Mapping]] = ..., form: _Optional[_Union[_types_pb2.ApplyForm, str]] = ..., first_row: _Optional[int] = ..., logits: _Optional[_Union[_types_pb2.Tensor, _Mapping]] = ..., edits_since_revision: _Optional[int] = ..., row_count: _Optional[int] = ...) -> None: ...
+    drafts: DraftTokens
+    def __init__(self, target: _Optional[_Union[StepTarget, _Mapping]] = ..., tokens: _Optional[_Union[TokenUpdate, _Mapping]] = ..., form: _Optional[_Union[_types_pb2.ApplyForm, str]] = ..., first_row: _Optional[int] = ..., logits: _Optional[_Union[_types_pb2.Tensor, _Mapping]] = ..., edits_since_revision: _Optional[int] = ..., row_count: _Optional[int] = ..., drafts: _Optional[_Union[DraftTokens, _Mapping]] = ...) -> None: ...
+
+class DraftTokens(_message.Message):
+    __slots__ = ("token_ids", "row_splits", "parents", "mode")
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    ROW_SPLITS_FIELD_NUMBER: _ClassVar[int]
+    PARENTS_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    token_ids: bytes
+    row_splits: bytes
+    parents: bytes
+    mode: _types_pb2.DraftMode
+    def __init__(self, token_ids: _Optional[bytes] = ..., row_splits: _Optional[bytes] = ..., parents: _Optional[bytes] = ..., mode: _Optional[_Union[_types_pb2.DraftMode, str]] = ...) -> None: ...
 
 class ApplyResponse(_message.Message):
     __slots__ = ("revision", "draining", "first_row", "dense", "sparse", "in_place", "edits")

@@ -59,6 +59,12 @@ class ApplyForm(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     APPLY_FORM_IN_PLACE: _ClassVar[ApplyForm]
     APPLY_FORM_EDITS: _ClassVar[ApplyForm]
 
+class DraftMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DRAFT_MODE_UNSPECIFIED: _ClassVar[DraftMode]
+    DRAFT_MODE_EXACT: _ClassVar[DraftMode]
+    DRAFT_MODE_SGLANG_RELAXED: _ClassVar[DraftMode]
+
 class BatchView(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     BATCH_VIEW_UNSPECIFIED: _ClassVar[BatchView]
@@ -95,6 +101,9 @@ APPLY_FORM_DENSE: ApplyForm
 APPLY_FORM_SPARSE: ApplyForm
 APPLY_FORM_IN_PLACE: ApplyForm
 APPLY_FORM_EDITS: ApplyForm
+DRAFT_MODE_UNSPECIFIED: DraftMode
+DRAFT_MODE_EXACT: DraftMode
+DRAFT_MODE_SGLANG_RELAXED: DraftMode
 BATCH_VIEW_UNSPECIFIED: BatchView
 BATCH_VIEW_BASIC: BatchView
 BATCH_VIEW_FULL: BatchView
