@@ -11,7 +11,8 @@ SOURCES := $(shell find proto/logitd sampling service client -name __pycache__ -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup lint test parity parity-full compat demo demo-llm bench gpu-check proto proto-check clean
+.PHONY: help setup lint test parity parity-full compat interop faults demo demo-llm bench bench-plot gpu-check \
+	proto proto-check clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' Makefile
@@ -38,6 +39,12 @@ parity-full: .venv-parity/package ## The same with vLLM's own code, and every be
 compat: setup .venv-lowest/package ## Run the client's tests on the oldest supported grpcio, protobuf and numpy
 	LOGITD_SERVER_PYTHON=$(CURDIR)/$(BIN)/python .venv-lowest/bin/pytest tests/client
 
+interop: setup ## Build the C++, Go and Node samples and hold them against a server; installs what they need
+	bash tests/interop/run.sh $(BIN)/python
+
+faults: setup ## The long form of the fault tests: kills, cuts, fuzzing, a soak; half an hour
+	LOGITD_FAULTS=long $(BIN)/pytest tests/faults
+
 demo: setup ## Start a server, decode with a small embedded model and show what each option does
 	$(BIN)/python -m logitd.client.demo
 
@@ -46,6 +53,9 @@ demo-llm: .venv-parity/package ## The same with a real model, SmolLM2-135M
 
 bench: .venv-parity/package ## Measure a step against dense and bincount ways and Transformers; writes build/bench.json
 	.venv-parity/bin/python tests/bench/run.py
+
+bench-plot: setup ## Draw build/bench.json as docs/bench.png
+	$(BIN)/python tests/bench/plot.py
 
 gpu-check: ## Run the tests and the bench on an accelerator, with the Python that is there
 	bash tests/gpu_check.sh

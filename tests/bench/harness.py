@@ -57,19 +57,20 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison, as `build/bench.json` has it; `ratio` is ours / peer and may be at most `limit`."""
+    """One comparison, as `build/bench.json` has it; `ratio` is ours / theirs and may be at most `limit`."""
 
     name: str
-    ours_ms: float
+    ours: float
     peer: str
-    peer_ms: float
+    theirs: float
+    unit: str
     ratio: float
     limit: float
 
     @classmethod
-    def of(cls, name: str, ours_ms: float, peer: str, peer_ms: float, limit: float) -> Row:
-        """The row of two medians."""
-        return cls(name, ours_ms, peer, peer_ms, ours_ms / peer_ms, limit)
+    def of(cls, name: str, ours: float, peer: str, theirs: float, limit: float, unit: str = "ms") -> Row:
+        """The row of two medians, or sizes."""
+        return cls(name, ours, peer, theirs, unit, ours / theirs, limit)
 
     @property
     def is_over(self) -> bool:

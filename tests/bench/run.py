@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 # The first part of the rows' names, and the modules whose `cases` measure them.
 SUITES = {
-    "sampling": ("sampling_step",),
+    "sampling": ("sampling_step", "sampling_drafts", "sampling_state"),
     "beam": ("beam_step",),
-    "transport": ("transport_shared", "transport_tensors", "transport_streams"),
+    "transport": ("transport_shared", "transport_tensors", "transport_beams", "transport_streams"),
 }
 OUTPUT = Path(__file__).parents[2] / "build" / "bench.json"
 
@@ -66,15 +66,13 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def format_header() -> str:
-    return f"{'name':34} {'ours ms':>9} {'peer ms':>9} {'ours/peer':>10} {'limit':>9}  peer"
+    return f"{'name':34} {'ours':>9} {'peer':>9}    {'ours/peer':>10} {'limit':>9}  peer"
 
 
 def format_row(row: Row) -> str:
     mark = "  OVER ITS LIMIT" if row.is_over else ""
-    return (
-        f"{row.name:34} {row.ours_ms:9.3f} {row.peer_ms:9.3f} {_fraction(row.ratio):>10} {_fraction(row.limit):>9}"
-        f"  {row.peer}{mark}"
-    )
+    numbers = f"{row.ours:9.3f} {row.theirs:9.3f} {row.unit:3}{_fraction(row.ratio):>10} {_fraction(row.limit):>9}"
+    return f"{row.name:34} {numbers}  {row.peer}{mark}"
 
 
 def _fraction(ratio: float) -> str:
