@@ -11,7 +11,7 @@ SOURCES := $(shell find proto/logitd sampling service client -name __pycache__ -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup lint test parity parity-full compat interop faults demo demo-llm bench bench-plot gpu-check \
+.PHONY: help setup lint test parity parity-full compat interop deploy-check faults demo demo-llm bench bench-plot gpu-check \
 	proto proto-check clean
 
 help: ## List the targets
@@ -42,6 +42,12 @@ compat: setup .venv-lowest/package ## Run the client's tests on the oldest suppo
 interop: setup ## Build the C++, Go and Node samples and hold them against a server; installs what they need
 	bash tests/interop/run.sh $(BIN)/python
 
+deploy-check: .venv-deploy/package build/interop/SmolLM2-135M-Instruct.Q4_1.gguf ## Check manifests and container files; as root
+	LOGITD_DEPLOY_CHECK=1 .venv-deploy/bin/pytest tests/deploy
+
+build/interop/SmolLM2-135M-Instruct.Q4_1.gguf: | setup
+	bash tests/interop/fetch_model.sh $(BIN)/python $@
+
 faults: setup ## The long form of the fault tests: kills, cuts, fuzzing, a soak; half an hour
 	LOGITD_FAULTS=long $(BIN)/pytest tests/faults
 
@@ -70,7 +76,7 @@ proto-check: .venv-proto/ready ## Fail if the stubs differ from what the contrac
 	diff -r -x '*.proto' -x __init__.py -x py.typed -x __pycache__ proto/logitd/v1 build/stubs/logitd/v1
 
 clean: ## Remove all that this file makes
-	rm -rf .venv .venv-lowest .venv-parity .venv-proto build logitd.egg-info
+	rm -rf .venv .venv-lowest .venv-parity .venv-proto .venv-deploy build logitd.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # $(call make-venv,what to install): an environment from scratch in the target's folder. setuptools goes first and
@@ -90,6 +96,9 @@ CONSTRAINTS := constraints.txt
 
 .venv-parity/ready: pyproject.toml constraints.txt
 	$(call make-venv,'.[parity]')
+
+.venv-deploy/ready: pyproject.toml constraints.txt
+	$(call make-venv,'.[deploy]')
 
 .venv-lowest/ready: pyproject.toml tests/constraints-lowest.txt
 	$(call make-venv,. pytest pytest-timeout)

@@ -203,8 +203,9 @@ class EditsStep(ApplyStep[Edits]):
         super().__init__(len(row_ranges), token_ids, drafts)
         self._row_ranges = row_ranges
         self._since = since
-        self._profile = types.Profile.SGLANG_FUSED if drafts is not None and drafts.is_relaxed else profile or ""
+        self._profile = profile or ""
         self._position_rows = None if drafts is None else drafts.rows
+        self._is_relaxed = drafts is not None and drafts.is_relaxed
         self._parts: list[Edits] = []
 
     def aim_again(self, aim: Aim) -> None:
@@ -251,6 +252,7 @@ class EditsStep(ApplyStep[Edits]):
             profile=self._profile,
             base_revision=None if message.is_full else self._since,
             position_rows=None if self._position_rows is None else self._position_rows[rows],
+            is_relaxed=self._is_relaxed,
         )
         lengths = [len(edits.repetition), len(edits.presence), len(edits.frequency_sums), len(edits.flags)]
         if lengths != [num_rows, num_rows, len(ids), len(ids)]:

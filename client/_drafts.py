@@ -36,6 +36,12 @@ class Drafts:
     is_relaxed: bool = False
     """Every position sees the committed tokens alone, as in SGLang; in its profiles only."""
 
+    def __post_init__(self) -> None:
+        for name, lists in (("drafts", self.token_ids), ("parents", self.parents or ())):
+            wrong = [ids for ids in lists if np.ndim(ids) != 1]
+            if wrong:
+                raise TypeError(f"{name} must be a flat list of integers for each sequence, got {wrong[0]!r}")
+
     @property
     def rows(self) -> npt.NDArray[np.int64]:
         """The batch's row of each position."""

@@ -45,11 +45,13 @@ class Edits:
     revision: int
     """The batch's revision that they are of."""
     profile: str
-    """Whose formula it is."""
+    """The batch's, whose formula it is."""
     base_revision: int | None = None
     """Where they are a difference, since when."""
     position_rows: npt.NDArray[np.int64] | None = None
     """Of a step with drafts: the batch's row of each of its positions, which are the rows here."""
+    is_relaxed: bool = False
+    """Of a step with relaxed drafts: the formula is that of SGLANG_FUSED."""
 
     @property
     def row_indices(self) -> npt.NDArray[np.int64]:
@@ -94,7 +96,7 @@ class Edits:
         flags = self.flags[acts]
         # A product: of a negative penalty it leaves -0, which turns a logit of -0 into 0, as it is in the engines.
         presence = self.presence[rows] * ((flags & _IS_OUTPUT) != 0).astype(np.float32)
-        formula = _FORMULAS.get(self.profile)
+        formula = _FORMULAS.get(Profile.SGLANG_FUSED if self.is_relaxed else self.profile)
         if formula is None:
             raise ValueError(f"profile must be one of {', '.join(_FORMULAS)}, got {self.profile!r}")
         with np.errstate(all="ignore"):
@@ -132,7 +134,7 @@ class EditTable:
         Of edits of drafts it takes those of the committed ends, which are the batch's own.
         """
         if edits.position_rows is not None:
-            edits = edits.gather(np.unique(edits.position_rows, return_index=True)[1])
+            edits = replace(edits.gather(np.unique(edits.position_rows, return_index=True)[1]), is_relaxed=False)
         keys = (edits.row_indices << _ROW_SHIFT) | edits.token_ids
         if edits.is_full:
             self._keys, self._sums, self._flags = keys, edits.frequency_sums, edits.flags
@@ -155,6 +157,7 @@ class EditTable:
             is_full=True,
             revision=last.revision,
             profile=last.profile,
+            is_relaxed=last.is_relaxed,
         )
 
     def at_positions(self, edits: Edits) -> Edits:
@@ -168,7 +171,7 @@ class EditTable:
             return edits
         self._check_base(edits, num_rows=len(self._checked_last().repetition))
         table = EditTable()
-        table.update(replace(self.full().gather(edits.position_rows), profile=edits.profile))
+        table.update(self.full().gather(edits.position_rows))
         table.update(replace(edits, position_rows=None))
         return table.full()
 
@@ -221,6 +224,7 @@ def join_edits(parts: abc.Sequence[Edits]) -> Edits:
         profile=parts[0].profile,
         base_revision=parts[0].base_revision,
         position_rows=_join_positions([part.position_rows for part in parts]),
+        is_relaxed=parts[0].is_relaxed,
     )
 
 

@@ -270,6 +270,9 @@ def from_grpc_error(error: grpc.RpcError) -> RpcError:
     call = cast("_FailedCall", error)
     details = _read_details(call)
     kind = _BY_REASON.get(details.reason) or _BY_CODE.get(details.code, RpcError)
+    if details.code == grpc.StatusCode.INTERNAL and not details.reason:
+        # Not the server's word, which has a reason: a proxy resets the streams of a server that is gone.
+        kind = UnavailableError
     return kind(call.details() or "the call failed without a message", details)
 
 

@@ -59,7 +59,7 @@ class Fake:
         self.received[method].append(request)
         self.metadata[method].append(dict(context.invocation_metadata()))
         if not self.script[method]:
-            context.abort(grpc.StatusCode.INTERNAL, f"the script for {method} is at its end")
+            context.abort(grpc.StatusCode.DATA_LOSS, f"the script for {method} is at its end")
         return self.script[method].pop(0)(request, context)
 
 

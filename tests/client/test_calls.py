@@ -60,21 +60,21 @@ def test_a_creation_that_is_answered_wrongly_breaks_the_contract(fake, replies, 
 
 
 def test_the_error_of_the_body_is_not_hidden_by_the_deletion(fake, replies, connect, run):
-    fake.script["DeleteBatch"] = [replies.fail(grpc.StatusCode.INTERNAL, "cannot delete")]
+    fake.script["DeleteBatch"] = [replies.fail(grpc.StatusCode.DATA_LOSS, "cannot delete")]
 
     async def scenario():
         async with connect(fake.target) as client:
             with pytest.raises(KeyError) as caught:
                 async with await client.create_batch(TWO, vocab_size=4, batch_id="mine"):
                     raise KeyError("body")
-            note = "and the batch 'mine' could not be deleted: INTERNAL: cannot delete"
+            note = "and the batch 'mine' could not be deleted: DATA_LOSS: cannot delete"
             assert caught.value.__notes__ == [note]
 
     run(scenario)
 
 
 def test_a_deletion_that_fails_alone_is_told(fake, replies, connect, run):
-    fake.script["DeleteBatch"] = [replies.fail(grpc.StatusCode.INTERNAL, "cannot delete")]
+    fake.script["DeleteBatch"] = [replies.fail(grpc.StatusCode.DATA_LOSS, "cannot delete")]
 
     async def scenario():
         async with connect(fake.target) as client:

