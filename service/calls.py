@@ -7,7 +7,7 @@ import math
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 import grpc
 from grpc_status import rpc_status
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from logitd.service.errors import ServiceError
 
+_T = TypeVar("_T")
 SERVICE_NAME = service_pb2.DESCRIPTOR.services_by_name["LogitProcessorService"].full_name
 
 
@@ -87,7 +88,7 @@ class Call:
         for observer in self._observers:
             observer.sent(self.record)
 
-    def work(self, job: Callable[..., bytes], *arguments: object) -> bytes:
+    def work(self, job: Callable[..., _T], *arguments: object) -> _T:
         """Do a job and note how long it took; in the worker's turn."""
         began = time.perf_counter()
         try:

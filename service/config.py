@@ -45,7 +45,7 @@ class ServerConfig:
     metrics_listen: str = _setting("", "HOST:PORT of the Prometheus metrics, over HTTP; empty: none")
     shared_memory_dir: str = _setting("", "directory of named shared-memory files; empty: only memory files")
     max_regions: int = _setting(1024, "registered regions of shared memory at most")
-    max_region_bytes: int = _setting(64 << 30, "bytes of all registered regions together at most")
+    max_region_bytes: int = _setting(8 << 30, "bytes of all registered regions together at most")
     max_batches: int = _setting(1024, "live batches at most")
     max_rows_per_batch: int = _setting(256, "rows of one batch at most (beams count one by one)")
     max_vocab_size: int = _setting(262_144, "columns of logits at most, padding included")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 
@@ -13,6 +13,7 @@ from logitd.service.calls import SERVICE_NAME, observed
 from logitd.service.errors import Draining, InternalFault, RepliesNotRead, ServiceError
 from logitd.service.inbox import Inbox
 from logitd.service.operations.table import STREAMS, UNARY
+from logitd.service.operations.unfinished import Unfinished
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from logitd.service.operations.table import StepStream
     from logitd.service.worker import Worker
 
+_T = TypeVar("_T")
 _LOG = logging.getLogger(__name__)
-# A stream whose last message took no longer is worked on in the event loop: for so long a thread may keep the
-# interpreter to itself anyway.
+# A small message of a stream whose last one took no longer is worked on in the event loop: for so long a thread may
+# keep the interpreter to itself anyway. Work on a large one goes on beside the transport of the next.
 _QUICK_SECONDS = sys.getswitchinterval()
+_SMALL_BYTES = 256 << 10
 
 
 class Handlers:
@@ -58,11 +61,13 @@ class Handlers:
         """Bytes of all streams that are read and not yet worked on; from any thread."""
         return sum(inbox.queued_bytes for inbox in tuple(self._inboxes))
 
-    def _unary(self, name: str, operation: Callable[[OperationContext, bytes], bytes]) -> Any:
+    def _unary(self, name: str, operation: Callable[[OperationContext, bytes], bytes | Unfinished]) -> Any:
         async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             with observed(name, context, self._observers, is_stream=False) as call:
                 call.count_received(data)
                 reply = await self._run(call, operation, self._context, data)
+                while isinstance(reply, Unfinished):
+                    reply = await self._run(call, reply.go_on)
                 call.count_sent(reply)
                 return reply
 
@@ -87,7 +92,8 @@ class Handlers:
     async def _serve_stream(self, call: Call, stream: StepStream, inbox: Inbox) -> None:
         while (data := await self._receive(call, inbox)) is not None:
             call.count_received(data)
-            await self._send(call, await self._run(call, stream.step, data))
+            is_quick = len(data) <= _SMALL_BYTES and call.work_seconds <= _QUICK_SECONDS
+            await self._send(call, await self._run(call, stream.step, data, is_quick=is_quick))
         # A caller that is gone looks like one that half-closed until gRPC cancels this task, in the next turn.
         await asyncio.sleep(0)
 
@@ -108,9 +114,8 @@ class Handlers:
             status = call.conclude(RepliesNotRead(limit))
         await call.abort(status)
 
-    async def _run(self, call: Call, job: Callable[..., bytes], *arguments: object) -> bytes:
+    async def _run(self, call: Call, job: Callable[..., _T], *arguments: object, is_quick: bool = False) -> _T:
         try:
-            is_quick = call.record.is_stream and call.work_seconds <= _QUICK_SECONDS
             return await self._worker.run(call.work, job, *arguments, is_quick=is_quick)
         except ServiceError as error:
             status = call.conclude(error)

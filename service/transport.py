@@ -35,6 +35,8 @@ def _channel_options(config: ServerConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", config.max_message_bytes),
         ("grpc.max_send_message_length", config.max_message_bytes),
+        # Three for each batch that there may be, and some beside; a client's further ones wait for their turn.
+        ("grpc.max_concurrent_streams", 4 * config.max_batches + 100),
         # Two servers on one port would each take some of the connections, and some of the batches.
         ("grpc.so_reuseport", 0),
         # Who is gone without a word is found out, and a decoder between two requests may keep its connection.

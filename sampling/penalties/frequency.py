@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from logitd.sampling.profiles import Profile
     from logitd.sampling.rows import RowParameters
 
+# After so many additions to all entries at once, the few that need more go one by one.
+_MOST_ROUNDS = 64
 _GREATEST = np.finfo(np.float32).max
 
 
@@ -64,8 +66,12 @@ def _add_repeatedly(
     sums = sums.copy()
     left = np.flatnonzero(increments > 0)
     added = 0
-    while len(left):
+    while len(left) and added < _MOST_ROUNDS:
         sums[left] += penalties[left]
         added += 1
         left = left[increments[left] > added]
+    for place in left.tolist():
+        terms = np.full(increments[place] - added + 1, penalties[place])
+        terms[0] = sums[place]
+        sums[place] = np.add.accumulate(terms)[-1]
     return sums

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from logitd.service.operations.context import OperationContext
+    from logitd.service.operations.unfinished import Unfinished
 
 
 class StepStream(Protocol):
@@ -25,7 +26,7 @@ class StepStream(Protocol):
         """The reply to one message; raises `ServiceError` and changes nothing if it fails."""
 
 
-UNARY: Mapping[str, Callable[[OperationContext, bytes], bytes]] = {
+UNARY: Mapping[str, Callable[[OperationContext, bytes], bytes | Unfinished]] = {
     "CreateBatch": create_batch,
     "GetBatch": get_batch,
     "ListBatches": list_batches,

@@ -11,6 +11,8 @@ from logitd.service.frames import Payload
 
 # Linux 5.14: map all pages now, as a write would.
 _MADV_POPULATE_WRITE = 23
+# A few milliseconds' worth.
+_BYTES_AT_ONCE = 4 << 20
 
 
 class Region(ABC):
@@ -23,7 +25,23 @@ class Region(ABC):
     def __init__(self, descriptor: int, byte_size: int) -> None:
         self.byte_size = byte_size
         self._map = mmap.mmap(descriptor, byte_size)
-        _touch_pages(self._map)
+
+    def touch_pages(self, start: int) -> int:
+        """Have some pages from `start` on, page-aligned; where to go on, which is the region's size at the end.
+
+        The first touch of 32 MiB takes tens of milliseconds: at registration, not in a step, and not all at once. Pages
+        that cannot be had (a sparse file on a full file system) would end the process at their first touch: raises
+        `InvalidField`.
+        """
+        stop = min(start + _BYTES_AT_ONCE, self.byte_size)
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE, start, stop - start)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise InvalidField("byte_size", "must be backed by pages that can be had", error.strerror) from error
+            for place in range(start, stop, mmap.PAGESIZE):
+                self._map[place]
+        return stop
 
     def open(self, path: str, offset: int, num_bytes: int, item_size: int) -> Payload:
         """The bytes at `offset`; raises `InvalidField` unless all of them are inside, now, and aligned."""
@@ -50,15 +68,3 @@ def check_byte_size(byte_size: int, actual: int) -> None:
     """Raise `InvalidField` unless a region of `byte_size` fits an object of `actual` bytes."""
     if not 1 <= byte_size <= actual:
         raise InvalidField("byte_size", f"must be in [1, {actual}], the size of the object", byte_size)
-
-
-def _touch_pages(memory: mmap.mmap) -> None:
-    # The first touch of 32 MiB takes tens of milliseconds: at registration, not in a step. Pages that cannot be had
-    # (a sparse file on a full file system) would end the process at their first touch.
-    try:
-        memory.madvise(_MADV_POPULATE_WRITE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise InvalidField("byte_size", "must be backed by pages that can be had", error.strerror) from error
-        for start in range(0, len(memory), mmap.PAGESIZE):
-            memory[start]

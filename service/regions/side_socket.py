@@ -27,6 +27,8 @@ SUFFIX = ".memory"
 _GREETING = b"\x01"
 _MAX_DESCRIPTORS = 1
 _ACCEPT_PAUSE = 0.1
+# A client needs one, whatever the number of its regions.
+_MAX_CONNECTIONS = 1024
 _LOG = logging.getLogger(__name__)
 
 
@@ -66,6 +68,9 @@ class SideSocket:
             except OSError as error:  # out of descriptors: later there may be some again
                 _LOG.warning("the side socket cannot accept: %s", error.strerror)
                 await asyncio.sleep(_ACCEPT_PAUSE)
+                continue
+            if len(self._tasks) > _MAX_CONNECTIONS:
+                connection.close()
                 continue
             self._spawn(self._serve(connection, next(self._owners)))
 

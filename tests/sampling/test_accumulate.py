@@ -140,3 +140,17 @@ def test_the_caller_keeps_its_arrays() -> None:
     assert state.output_token_ids(0).tolist() == [1, 2, 1, 2]
     state.output_token_ids(0)[:] = 0
     assert state.output_token_ids(0).tolist() == [1, 2, 1, 2]
+
+
+def test_a_token_that_comes_very_often_is_summed_one_by_one() -> None:
+    parameters, count = PenaltyParameters(frequency_penalty=0.1), 5000
+    expected = np.float32(0)
+    for _ in range(count):
+        expected += np.float32(0.1)
+    at_once = PenaltyOrchestrator.create("SGLANG", 4, [RowStart(parameters, (), [2] * count + [1] * 70)])
+    in_two = PenaltyOrchestrator.create("SGLANG", 4, [RowStart(parameters, (), [2] * 4000)])
+    in_two = in_two.accumulate([2] * (count - 4000) + [1] * 70, [0, count - 4000 + 70])
+    back = at_once.accumulate([2] * 7, [0, 7]).accumulate([], [0, 0], rollback=[7])
+    for state in (at_once, in_two, back):
+        assert state.list_edits().frequency_sums[1] == expected
+        assert_same_state(state, at_once)

@@ -194,14 +194,42 @@ def test_pages_that_cannot_be_had_are_refused(monkeypatch: pytest.MonkeyPatch, n
     descriptor = os.memfd_create("logits", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, 24)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    try:
-        if is_refused:
-            with pytest.raises(InvalidField, match="pages that can be had"):
-                MemoryFileRegion.map(descriptor, 24)
-        else:  # an old kernel: the pages are touched one by one
-            assert MemoryFileRegion.map(descriptor, 24).byte_size == 24
-    finally:
-        os.close(descriptor)
+    region = MemoryFileRegion.map(descriptor, 24)
+    os.close(descriptor)
+    if is_refused:
+        with pytest.raises(InvalidField, match="pages that can be had"):
+            region.touch_pages(0)
+    else:  # an old kernel: the pages are touched one by one
+        assert region.touch_pages(0) == 24
+
+
+def test_a_region_without_pages_is_not_kept(wire: Wire, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> int:
+        raise InvalidField("byte_size", "must be backed by pages that can be had", "no space left")
+
+    request = service_pb2.RegisterSharedMemoryRequest(file_name=make_file(directory, bytes(24)), byte_size=24)
+    before = wire.call("GetCapabilities", service_pb2.GetCapabilitiesRequest())
+    with monkeypatch.context() as patch:
+        patch.setattr(base.Region, "touch_pages", refuse)
+        for _ in range(before.limits.max_batches):  # more than there may be regions
+            assert failure(wire, "RegisterSharedMemory", request) == ("INVALID_ARGUMENT", "INVALID_FIELD", "byte_size")
+    assert wire.call("RegisterSharedMemory", request).region_id
+
+
+def test_a_large_region_is_touched_piece_by_piece_between_other_work(wire: Wire, directory: Path) -> None:
+    pieces: list[int] = []
+    touch_pages = base.Region.touch_pages
+
+    def note(region: base.Region, start: int) -> int:
+        pieces.append(start)
+        return touch_pages(region, start)
+
+    name = make_file(directory, b"")
+    os.truncate(directory / name, 9 << 20)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base.Region, "touch_pages", note)
+        wire.call("RegisterSharedMemory", service_pb2.RegisterSharedMemoryRequest(file_name=name, byte_size=9 << 20))
+    assert pieces == [0, 4 << 20, 8 << 20]
 
 
 def test_the_side_socket_survives_a_failing_accept(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
