@@ -73,6 +73,7 @@ class PenaltyOrchestrator:
         histories: Histories,
         output_lengths: NDArray[np.int64],
         touched: NDArray[np.int64] = _NO_KEYS,
+        arithmetic: Arithmetic | None = None,
     ) -> None:
         self.profile = profile
         self._rows = rows
@@ -80,6 +81,8 @@ class PenaltyOrchestrator:
         self._histories = histories
         self._output_lengths = output_lengths
         self._touched = touched
+        # The same for all states of the same rows, one after the other.
+        self._arithmetic = arithmetic or Arithmetic(profile, rows)
 
     @classmethod
     def create(cls, profile: str, vocab_size: int, rows: Sequence[RowStart]) -> PenaltyOrchestrator:
@@ -248,10 +251,6 @@ class PenaltyOrchestrator:
         return Edits(self._arithmetic, layers, self._banned)
 
     @cached_property
-    def _arithmetic(self) -> Arithmetic:
-        return Arithmetic(self.profile, self._rows)
-
-    @cached_property
     def _banned(self) -> NDArray[np.int64]:
         return find_banned(self._rows, self._output_lengths, self.vocab_size)
 
@@ -359,6 +358,7 @@ class PenaltyOrchestrator:
             self._histories if histories is None else histories,
             self._output_lengths if output_lengths is None else output_lengths,
             touched,
+            self._arithmetic,
         )
 
     def _check_rollback(self, rollback: ArrayLike) -> list[int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from logitd.service.codec import parse_step
 from logitd.service.drafts import read_drafts
-from logitd.service.errors import InvalidField, NotSupported
+from logitd.service.errors import InvalidField
 from logitd.service.identity import Standing, read_target
 from logitd.service.operations.apply_forms import REPLIES, ApplyJob
 from logitd.v1 import service_pb2, types_pb2
@@ -44,10 +44,8 @@ class ApplyStream:
 
 def _read_form(request: service_pb2.ApplyRequest) -> types_pb2.ApplyForm:
     form = request.form or types_pb2.APPLY_FORM_DENSE
-    if form not in types_pb2.ApplyForm.values():
-        raise InvalidField("form", "must be DENSE, SPARSE, IN_PLACE or EDITS", form)
     if form not in REPLIES:
-        raise NotSupported(types_pb2.ApplyForm.Name(form))
+        raise InvalidField("form", "must be DENSE, SPARSE, IN_PLACE or EDITS", form)
     if form != types_pb2.APPLY_FORM_EDITS:
         for name in ("edits_since_revision", "row_count"):
             if request.HasField(name):
