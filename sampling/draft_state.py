@@ -75,7 +75,7 @@ class DraftState:
     def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
         """What `apply_inplace` would change in `logits`, which stay as they are."""
         check_logits(logits, first_row, self.num_rows, self._table.vocab_size)
-        part = self._gather(first_row, first_row + len(logits))
+        part = self._gather(self._table.fold(), first_row, first_row + len(logits))
         return PatchMaker(Arithmetic(self._profile, part.rows), *part).compute_patch(logits)
 
     def list_edits(
@@ -96,20 +96,21 @@ class DraftState:
             The positions to list.
         """
         end = self.num_rows if num_rows is None else first_row + num_rows
-        rows, table, banned = self._gather(first_row, end)
         if since is None:
+            rows, table, banned = self._gather(self._table.fold(), first_row, end)
             return list_edits(rows, LayeredTable(table), banned)
         touched, output_lengths = since
         numbers = self._drafts.rows[first_row:end]
-        before = find_banned(rows, output_lengths[numbers], table.vocab_size)
-        differing = np.setxor1d(before, banned, assume_unique=True)
-        touched_there = self._table.select(touched).gather(numbers).keys
-        only = np.unique(np.concatenate((touched_there, self._paths.slice_rows(first_row, end).keys, differing)))
-        return list_edits(rows, LayeredTable(table), banned, only)
+        before = find_banned(self._rows.gather(numbers), output_lengths[numbers], self._table.vocab_size)
+        differing = np.setxor1d(before, self._slice_bans(first_row, end), assume_unique=True)
+        changed = self._table.select(np.union1d(touched, self._find_row_keys(differing, first_row)))
+        rows, table, banned = self._gather(changed, first_row, end)
+        only = self._gather(self._table.select(touched), first_row, end).table.keys
+        return list_edits(rows, LayeredTable(table), banned, np.union1d(only, differing))
 
     def count_entries(self, first_row: int, num_rows: int) -> int:
-        """How many entries some positions have at most, beside those of their paths and their bans."""
-        lengths = self._table.base.row_lengths + self._table.recent.row_lengths
+        """How many entries some positions have at least, those of their paths and their bans left aside."""
+        lengths = np.maximum(self._table.base.row_lengths, self._table.recent.row_lengths)
         return int(lengths[self._drafts.rows[first_row : first_row + num_rows]].sum())
 
     @cached_property
@@ -131,13 +132,24 @@ class DraftState:
             lengths = lengths + self._drafts.depths
         return find_banned(self._position_rows, lengths, self._table.vocab_size)
 
-    def _gather(self, first: int, end: int) -> _Positions:
-        vocab_size, numbers = self._table.vocab_size, self._drafts.rows[first:end]
-        table = self._table.fold().gather(numbers)
+    def _gather(self, table: TokenTable, first: int, end: int) -> _Positions:
+        # The positions [first, end), each with the entries that `table` has of its row.
+        numbers = self._drafts.rows[first:end]
+        table = table.gather(numbers)
         if not self._is_relaxed:
             table = table.overlay(self._paths.slice_rows(first, end))
+        return _Positions(self._rows.gather(numbers), table, self._slice_bans(first, end))
+
+    def _slice_bans(self, first: int, end: int) -> NDArray[np.int64]:
+        vocab_size = self._table.vocab_size
         start, stop = self._banned.searchsorted(np.array((first, end)) * vocab_size)
-        return _Positions(self._rows.gather(numbers), table, self._banned[start:stop] - first * vocab_size)
+        return self._banned[start:stop] - first * vocab_size
+
+    def _find_row_keys(self, keys: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+        # The keys in the state's own table of entries of positions, which are numbered from `first` on.
+        positions, token_ids = np.divmod(keys, self._table.vocab_size)
+        row_keys: NDArray[np.int64] = self._drafts.rows[first + positions] * self._table.vocab_size + token_ids
+        return row_keys
 
     @cached_property
     def _paths(self) -> TokenTable:

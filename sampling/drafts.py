@@ -111,15 +111,14 @@ def _follow_paths(
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     # For each draft its own token and those of all its ancestors: the draft's index, and the token.
     drafts = current = np.arange(len(token_ids))
-    owners, tokens, total = [drafts], [token_ids], len(drafts)
-    while True:
-        goes_on = steps_back[current] > 0
-        drafts, current = drafts[goes_on], (current - steps_back[current])[goes_on]
-        if len(drafts) == 0:
-            return np.concatenate(owners), np.concatenate(tokens)
+    owners, tokens, total = [drafts[:0]], [token_ids[:0]], 0
+    while len(drafts):
         total += len(drafts)
         if total > MAX_PATH_TOKENS:
             rule = f"must have paths of at most {MAX_PATH_TOKENS} tokens together"
             raise ParameterError("token_ids", rule, f"more, of {len(token_ids)} drafts")
         owners.append(drafts)
         tokens.append(token_ids[current])
+        goes_on = steps_back[current] > 0
+        drafts, current = drafts[goes_on], (current - steps_back[current])[goes_on]
+    return np.concatenate(owners), np.concatenate(tokens)

@@ -16,15 +16,19 @@ from logitd.client import Client, LogitdError, Penalties
 from logitd.client.demo import llm, ngram, show
 from logitd.client.demo.decoding import CheckError, decode_greedily, search_beams
 from logitd.client.demo.server import running_server
+from logitd.client.demo.speculation import LookupDrafter, ModelDrafter, check_same_text, decode_with_drafts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from logitd.client.demo.decoding import GreedyResult
     from logitd.client.demo.models import LanguageModel
+    from logitd.client.demo.speculation import Drafter, SpeculativeResult
 
 _MIN_NEW_TOKENS = 15
 _BEAMS = 4
 _BEAM_TOKENS = 16
+_DRAFTS = 4
 
 _ALONE = [
     ("no penalties", Penalties()),
@@ -40,23 +44,37 @@ _LENGTH = [
 
 
 class _Choice(NamedTuple):
-    """A model and the prompts that show something with it."""
+    """A model with a drafter, and the prompts that show something with it."""
 
     name: str
-    load: Callable[[], LanguageModel]
+    drafter_name: str
+    load: Callable[[], tuple[LanguageModel, Drafter]]
     prompt: str
     short_prompt: str
     max_new_tokens: int
 
 
+def _load_ngram() -> tuple[LanguageModel, Drafter]:
+    model = ngram.load_ngram()
+    return model, ModelDrafter(model.shortened(2))
+
+
 _EMBEDDED = _Choice(
     "an n-gram model of “Alice's Adventures in Wonderland”, built now",
-    ngram.load_ngram,
+    "from a model of word pairs",
+    _load_ngram,
     ngram.DEFAULT_PROMPT,
     ngram.SHORT_PROMPT,
     max_new_tokens=60,
 )
-_LLM = _Choice("SmolLM2-135M-Instruct", llm.load_smollm2, llm.DEFAULT_PROMPT, llm.SHORT_PROMPT, max_new_tokens=40)
+_LLM = _Choice(
+    "SmolLM2-135M-Instruct",
+    "from the text so far",
+    lambda: (llm.load_smollm2(), LookupDrafter()),
+    llm.DEFAULT_PROMPT,
+    llm.SHORT_PROMPT,
+    max_new_tokens=40,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(choice: _Choice) -> None:
     with running_server() as server, Client(server.target) as client:
         show.say(f"Server   process {server.pid}, {server.target}")
-        model = choice.load()
+        model, drafter = choice.load()
         capabilities = server.wait_until_ready(client)
         show.say(f"         logitd {capabilities.version}, working on {', '.join(capabilities.devices)}")
         show.say(f"Model    {choice.name}: {model.vocab_size} tokens")
@@ -97,9 +115,28 @@ def _run(choice: _Choice) -> None:
         show.greedy(title, [label for label, _ in _LENGTH], length, model, choice.short_prompt)
         beams = search_beams(client, model, choice.prompt, _BEAMS, _BEAM_TOKENS)
         show.beams(f"Beam search: {_BEAMS} beams by the rule of Transformers (HF)", beams, model, choice.prompt)
-        steps = [(f"penalties, {len(_ALONE)} rows", alone.times), (f"beam search, {_BEAMS} rows", beams.times)]
+        drafted = _decode_with_drafts(client, model, drafter, choice, alone)
+        title = f"Speculative decoding: up to {_DRAFTS} drafts a step, {choice.drafter_name}"
+        show.speculative(title, [label for label, _ in _ALONE], drafted, choice.prompt)
+        steps = [
+            (f"penalties, {len(_ALONE)} rows", alone.times),
+            (f"beam search, {_BEAMS} rows", beams.times),
+            (f"with up to {_DRAFTS} drafts, 1 row", drafted[0].times),
+        ]
         show.times(steps)
     show.say("\nThe server has ended; nothing is left running.")
+
+
+def _decode_with_drafts(
+    client: Client, model: LanguageModel, drafter: Drafter, choice: _Choice, plain: GreedyResult
+) -> list[SpeculativeResult]:
+    """The texts of `plain` once more, which they must be."""
+    results = []
+    for (_, penalties), output in zip(_ALONE, plain.outputs, strict=True):
+        result = decode_with_drafts(client, model, drafter, choice.prompt, penalties, choice.max_new_tokens, _DRAFTS)
+        check_same_text(result.output, output)
+        results.append(result)
+    return results
 
 
 def _end(number: int, frame: object) -> None:
@@ -112,7 +149,9 @@ def _fail(reason: str, status: int) -> int:
 
 
 def _description() -> str:
-    return "Decodes with a small model through a logitd server of its own and shows what penalties and beams do."
+    return (
+        "Decodes with a small model through a logitd server of its own and shows what penalties, beams and drafts do."
+    )
 
 
 if __name__ == "__main__":

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from logitd.client import Client, Hypothesis
     from logitd.client.demo.models import LanguageModel
 
-__all__ = ["BeamResult", "CheckError", "Decoded", "GreedyResult", "StepTimes", "decode_greedily", "search_beams"]
+__all__ = [
+    "BeamResult",
+    "CheckError",
+    "Decoded",
+    "GreedyResult",
+    "StepTimes",
+    "decode_greedily",
+    "search_beams",
+    "timed",
+]
 
 _LOG_PROB_TOLERANCE = 0.01
 
@@ -94,18 +103,18 @@ def decode_greedily(
     chosen: list[npt.NDArray[np.int64]] = []
     num_changed = 0
     with client.create_batch(sequences, vocab_size=model.vocab_size) as batch:
-        with _timed(times.model):
+        with timed(times.model):
             logits = session.start(prompt_ids, len(penalties))
         for _ in range(max_new_tokens):
             # One round trip a step: the tokens of the last one are counted before these logits are processed.
-            with _timed(times.service):
+            with timed(times.service):
                 processed = batch.apply(logits, chosen[-1] if chosen else None)
             _check_unchanged(processed[is_neutral], logits[is_neutral])
             num_changed += int(np.count_nonzero(processed != logits))
             chosen.append(processed.argmax(axis=1))
             if (np.array(chosen) == eos).any(axis=0).all():
                 break
-            with _timed(times.model):
+            with timed(times.model):
                 logits = session.step(range(len(penalties)), chosen[-1].tolist())
     outputs = [_until(eos, row.tolist()) for row in np.array(chosen).T]
     return GreedyResult(outputs, times, len(chosen) * int(is_neutral.sum()), num_changed)
@@ -121,14 +130,14 @@ def search_beams(client: Client, model: LanguageModel, prompt: str, width: int, 
     search = Sequence(prompt_ids, None, max_new_tokens, eos_token_ids=[model.eos_token_id], beam=Beam(width))
     times, session = StepTimes(), model.session()
     with client.create_beam_batch([search], vocab_size=model.vocab_size) as batch:
-        with _timed(times.model):
+        with timed(times.model):
             logits = session.start(prompt_ids)
         while True:
-            with _timed(times.service):
+            with timed(times.service):
                 step = batch.beam_step(logits)
             if step.is_done:
                 break
-            with _timed(times.model):
+            with timed(times.model):
                 logits = session.step(step.parent_rows.tolist(), step.token_ids.tolist())
     hypotheses = step.searches[0].hypotheses
     differences = [abs(each.log_prob_sum - _log_probability(model, prompt_ids, each)) for each in hypotheses]
@@ -157,7 +166,8 @@ def _until(eos: int, token_ids: list[int]) -> Decoded:
 
 
 @contextlib.contextmanager
-def _timed(seconds: list[float]) -> Iterator[None]:
+def timed(seconds: list[float]) -> Iterator[None]:
+    """Appends how long the block took."""
     start = time.perf_counter()
     yield
     seconds.append(time.perf_counter() - start)

@@ -106,6 +106,7 @@ class SmolSession:
     def __init__(self, model: Any) -> None:
         self._model = model
         self._cache: Any = None
+        self._num_rows = 0
 
     def start(self, prompt_ids: Sequence[int], rows: int = 1) -> npt.NDArray[np.float32]:
         """Begins `rows` copies of the prompt, dropping what came before; logits [rows, V].
@@ -120,6 +121,7 @@ class SmolSession:
         self._cache = DynamicCache(config=self._model.config)
         logits = self._append([list(prompt_ids)])
         self._cache.batch_repeat_interleave(rows)
+        self._num_rows = rows
         return np.repeat(logits, rows, axis=0)
 
     def step(self, parent_rows: Sequence[int], token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -135,7 +137,24 @@ class SmolSession:
                 f"every new row needs one parent and one token, got {len(parent_rows)} and {len(token_ids)}"
             )
         self._cache.reorder_cache(torch.tensor(parent_rows))
+        self._num_rows = len(parent_rows)
         return self._append([[token_id] for token_id in token_ids])
+
+    def extend(self, token_ids: Sequence[int], num_dropped: int = 0) -> npt.NDArray[np.float32]:
+        """Of a single row: forgets its last tokens, then appends others; logits [len(token_ids), V] after each.
+
+        Raises:
+            ValueError: there are more rows.
+        """
+        import torch
+
+        if self._num_rows != 1:
+            raise ValueError(f"only a single row can be extended, got {self._num_rows}")
+        if num_dropped:
+            self._cache.crop(-num_dropped)
+        with torch.inference_mode():
+            output = self._model(input_ids=torch.tensor([list(token_ids)]), cache=self._cache)
+            return _as_array(output.logits[0])
 
     def _append(self, new_tokens: list[list[int]]) -> npt.NDArray[np.float32]:
         import torch

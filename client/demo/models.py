@@ -30,6 +30,14 @@ class DecodeSession(Protocol):
         """
         ...
 
+    def extend(self, token_ids: Sequence[int], num_dropped: int = 0) -> npt.NDArray[np.float32]:
+        """Of a single row: forgets its last tokens, then appends others; logits [len(token_ids), V] after each.
+
+        Raises:
+            ValueError: there are more rows.
+        """
+        ...
+
 
 class LanguageModel(Protocol):
     """A vocabulary and the logits of the next token."""

@@ -8,6 +8,7 @@ quotation marks and dashes set as such and its emphasis by capitals undone.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections import Counter
 from importlib.resources import files
@@ -126,6 +127,12 @@ class NgramModel:
     def session(self) -> NgramSession:
         return NgramSession(self)
 
+    def shortened(self, order: int) -> NgramModel:
+        """This model when it looks at contexts of up to order - 1 alone: a small one with the same vocabulary."""
+        shorter = copy.copy(self)
+        shorter._order = min(order, self._order)
+        return shorter
+
     def _token_id(self, word: str) -> int:
         for form in (word, word.lower(), word.capitalize()):
             if form in self._ids:
@@ -158,6 +165,20 @@ class NgramSession:
         pairs = zip(parent_rows, token_ids, strict=True)
         self._rows = [(*self._rows[parent], token_id) for parent, token_id in pairs]
         return self._model.next_logits_batch(self._rows)
+
+    def extend(self, token_ids: Sequence[int], num_dropped: int = 0) -> npt.NDArray[np.float32]:
+        """Of a single row: forgets its last tokens, then appends others; logits [len(token_ids), V] after each.
+
+        Raises:
+            ValueError: there are more rows.
+        """
+        if len(self._rows) != 1:
+            raise ValueError(f"only a single row can be extended, got {len(self._rows)}")
+        (row,) = self._rows
+        kept = row[: len(row) - num_dropped]
+        self._rows = [(*kept, *token_ids)]
+        lengths = range(len(kept) + 1, len(kept) + len(token_ids) + 1)
+        return self._model.next_logits_batch([self._rows[0][:length] for length in lengths])
 
 
 def load_ngram() -> NgramModel:

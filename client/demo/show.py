@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from logitd.client.demo.models import repeated_fraction
@@ -13,8 +14,9 @@ if TYPE_CHECKING:
 
     from logitd.client.demo.decoding import BeamResult, Decoded, GreedyResult, StepTimes
     from logitd.client.demo.models import LanguageModel
+    from logitd.client.demo.speculation import SpeculativeResult
 
-__all__ = ["beams", "greedy", "say", "times"]
+__all__ = ["beams", "greedy", "say", "speculative", "times"]
 
 _WIDTH = 100
 
@@ -48,6 +50,17 @@ def beams(title: str, result: BeamResult, model: LanguageModel, prompt: str) -> 
         say(_text(model.decode(output), ended))
         say()
     say(f"  ✓ the model alone gives the same log-probabilities, to {result.greatest_difference:.0e}.")
+
+
+def speculative(title: str, labels: Sequence[str], results: Sequence[SpeculativeResult], prompt: str) -> None:
+    """How many steps each text took; its tokens have been checked to be those of plain decoding."""
+    _heading(title, prompt)
+    for label, result in zip(labels, results, strict=True):
+        num_tokens = len(result.output.token_ids) + result.output.ended
+        steps = f"{num_tokens:3} tokens in {len(result.num_accepted):3} steps"
+        say(f"  {label:<36} {steps}    {mean(result.num_accepted):.2f} drafts accepted a step")
+    say()
+    say("  ✓ every text is, token for token, the one that plain decoding gave above.")
 
 
 def times(rows: Sequence[tuple[str, StepTimes]]) -> None:

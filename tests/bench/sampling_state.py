@@ -51,9 +51,9 @@ def _measure_rounds(settings: Settings) -> Iterator[Row]:
         order = rng.permutation(NUM_ROWS)
         worn = worn.filter(order[: NUM_ROWS // 2]).merge(worn.filter(order[NUM_ROWS // 2 :]))
         worn = worn.accumulate(rng.choice(300, NUM_ROWS))
-    fresh = PenaltyOrchestrator.create(
-        "SGLANG", VOCAB_SIZE, [RowStart(PARAMETERS, (), worn.output_token_ids(row)) for row in range(NUM_ROWS)]
-    )
+    outputs = [worn.output_token_ids(row) for row in range(NUM_ROWS)]
+    fresh = PenaltyOrchestrator.create("SGLANG", VOCAB_SIZE, [RowStart(PARAMETERS, (), ids[:-1]) for ids in outputs])
+    fresh = fresh.accumulate([ids[-1] for ids in outputs])
     logits = torch.from_numpy(rng.normal(0, 5, (NUM_ROWS, VOCAB_SIZE)).astype(np.float32)).to(settings.device)
     times = measure({"worn": Apply(worn, logits), "fresh": Apply(fresh, logits)}, settings)
     name = f"sampling/state/{NUM_ROUNDS} rounds"

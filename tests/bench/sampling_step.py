@@ -85,7 +85,7 @@ class Point:
     def _open(self, way: Way, rng: np.random.Generator, logits: torch.Tensor) -> dict[str, Contender]:
         parameters = Parameters.draw(rng, self.num_rows, self.vocab_size)
         histories = Histories.draw(rng, self.num_rows, self.vocab_size, self.num_distinct, has_prompt=way.has_prompt)
-        state = _open_state(way.profile, self.vocab_size, parameters, histories)
+        state = open_state(way.profile, self.vocab_size, parameters, histories)
         peer = way.open_peer(parameters, histories, self.vocab_size, logits.device)
         ours = OurStep(state, histories.next_token_ids, logits)
         theirs = PeerStep(peer, torch.as_tensor(histories.next_token_ids, device=logits.device), logits)
@@ -135,7 +135,7 @@ def _ours(way: Way) -> str:
     return f"ours in profile {way.profile}"
 
 
-def _open_state(profile: str, vocab_size: int, parameters: Parameters, histories: Histories) -> PenaltyOrchestrator:
+def open_state(profile: str, vocab_size: int, parameters: Parameters, histories: Histories) -> PenaltyOrchestrator:
     rows = zip(
         parameters.repetition.tolist(),
         parameters.frequency.tolist(),

@@ -58,8 +58,12 @@ def test_the_demo_shows_what_happens_and_leaves_nothing_running():
     scores = [float(score) for score in re.findall(r"^\d\. score (\S+)", output, re.M)]
     assert len(scores) == 4
     assert scores == sorted(scores, reverse=True)
-    assert output.count("✓") == 3
+    assert output.count("✓") == 4
     assert re.search(r"min_new_tokens 15 +\d\d tokens", output)
+    accepted = [float(mean) for mean in re.findall(r"tokens in +\d+ steps +(\S+) drafts accepted a step", output)]
+    assert len(accepted) == 4
+    assert min(accepted) > 0.5
+    assert "every text is, token for token, the one that plain decoding gave" in output
 
 
 @needs_server

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf, nan
 
+from helpers.bad_drafts import DRAFTS
 from helpers.bad_input import Bad
 from helpers.right_requests import BEAM_LOGITS
 from helpers.wire import ints, tensor
@@ -196,7 +197,7 @@ BEAM_STEPS = [
         also={"finish_sequence_ids": ["a"]}),
 ]  # fmt: skip
 
-STEPS = [*TARGETS, *KINDS, *TOKENS, *LOGITS, *FORMS, *BEAM_STEPS]
+STEPS = [*TARGETS, *KINDS, *TOKENS, *LOGITS, *FORMS, *DRAFTS, *BEAM_STEPS]
 
 # The RPCs that name a batch without a revision; the base is the RPC.
 LOOKUPS = [

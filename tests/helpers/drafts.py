@@ -9,7 +9,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from helpers.penalty_strategies import Draw, draw_ids
+from helpers.wire import ints
 from logitd.sampling import Drafts
+from logitd.v1 import service_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,11 +51,23 @@ def draw_drafts(draw: Draw, num_rows: int, pool: Sequence[int]) -> list[DraftRow
 
 
 def make_drafts(rows: Sequence[DraftRow], vocab_size: int) -> Drafts:
+    return Drafts.create(*_flatten(rows), num_rows=len(rows), vocab_size=vocab_size)
+
+
+def drafts_message(rows: Sequence[DraftRow]) -> service_pb2.DraftTokens:
+    token_ids, splits, parents = _flatten(rows)
+    return service_pb2.DraftTokens(
+        token_ids=ints(*token_ids), row_splits=ints(*splits), parents=None if parents is None else ints(*parents)
+    )
+
+
+def _flatten(rows: Sequence[DraftRow]) -> tuple[list[int], list[int], list[int] | None]:
+    # Token ids, row splits, and parents where a row has them.
     token_ids = [token_id for row in rows for token_id in row.token_ids]
-    splits = np.cumsum([0, *(len(row.token_ids) for row in rows)])
+    splits: list[int] = np.cumsum([0, *(len(row.token_ids) for row in rows)]).tolist()
     has_parents = any(row.parents is not None for row in rows)
     parents = [row.parent(index) for row in rows for index in range(len(row.token_ids))] if has_parents else None
-    return Drafts.create(token_ids, splits, parents, num_rows=len(rows), vocab_size=vocab_size)
+    return token_ids, splits, parents
 
 
 def positions(rows: Sequence[DraftRow]) -> list[tuple[int, tuple[int, ...]]]:

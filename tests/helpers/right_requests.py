@@ -126,6 +126,24 @@ def edits_request(batch: OpenBatch) -> service_pb2.ApplyRequest:
     return request
 
 
+def drafts_request(batch: OpenBatch) -> service_pb2.ApplyRequest:
+    """Three drafts of the first sequence, two of which follow the first; five positions."""
+    drafts = service_pb2.DraftTokens(
+        token_ids=ints(2, 3, 5), row_splits=ints(0, 3, 3), parents=ints(-1, 0, 0), mode=types_pb2.DRAFT_MODE_EXACT
+    )
+    request = apply_request(batch)
+    request.drafts.CopyFrom(drafts)
+    request.logits.CopyFrom(tensor(PENALTY_LOGITS[[0, 0, 0, 0, 1]]))
+    return request
+
+
+def drafted_edits_request(batch: OpenBatch) -> service_pb2.ApplyRequest:
+    request = drafts_request(batch)
+    request.ClearField("logits")
+    request.form = types_pb2.APPLY_FORM_EDITS
+    return request
+
+
 def beam_request(batch: OpenBatch) -> service_pb2.BeamStepRequest:
     return service_pb2.BeamStepRequest(target=batch.target(), logits=tensor(BEAM_LOGITS.repeat(5, 1)))
 
@@ -148,6 +166,8 @@ STEPS: dict[str, tuple[str, Callable[[Wire], OpenBatch], Callable[[OpenBatch], M
     "Apply without tokens": ("Apply", open_penalty_batch, reading_request),
     "BeamStep": ("BeamStep", open_beam_batch, beam_request),
     "Apply of edits": ("Apply", open_penalty_batch, edits_request),
+    "Apply with drafts": ("Apply", open_penalty_batch, drafts_request),
+    "Apply of edits with drafts": ("Apply", open_penalty_batch, drafted_edits_request),
     "Apply in a region": ("Apply", open_penalty_batch, in_region(apply_request)),
     "BeamStep in a region": ("BeamStep", open_beam_batch, in_region(beam_request)),
     # The wrong kind of batch for each.

@@ -1,24 +1,17 @@
 """vLLM's own offline beam search, run on a stub model.
 
-Only the search's few files are loaded, from a wheel, a source distribution or a folder; every other module that they
-import is an empty stand-in, and the engine below them is `_StubEngine`.
+Only the search's few files are loaded, and the engine below them is `_StubEngine`.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
-import sys
-import tarfile
-import types
-import zipfile
-from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+from helpers.engine_files import EngineFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +24,10 @@ _FILES = (
     "vllm/entrypoints/generate/beam_search/utils.py",
     "vllm/entrypoints/generate/beam_search/offline.py",
 )
-_STAND_INS = ("vllm", "tqdm")
+_NAMES = {
+    "tokens_input": lambda token_ids, **_: token_ids,
+    "init_logger": lambda module_name: SimpleNamespace(warning=lambda text: None),
+}
 
 
 class Found(NamedTuple):
@@ -48,8 +44,7 @@ class VllmSearch:
 
     def __init__(self, source: Path, folder: Path) -> None:
         """Load it from `source`; `folder` receives its files."""
-        _unpack(source, folder)
-        with _stand_ins(folder):
+        with EngineFiles(source, folder, _FILES, _NAMES, ["tqdm"]).importable():
             self._offline = importlib.import_module("vllm.entrypoints.generate.beam_search.offline")
             self._logprob = importlib.import_module("vllm.logprobs").Logprob
         self._offline.SamplingParams = _SamplingParams
@@ -157,72 +152,3 @@ class _StubEngine:
         listed = {sample: self._logprob(float(log_probs[row, sample]))}
         listed.update({t: self._logprob(value) for t, value in zip(token_ids, values, strict=True)})
         return SimpleNamespace(outputs=[SimpleNamespace(logprobs=[listed], finish_reason=None)])
-
-
-def _unpack(source: Path, folder: Path) -> None:
-    for name in _FILES:
-        target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(_read(source, name))
-
-
-def _read(source: Path, name: str) -> bytes:
-    if source.is_dir():
-        return (source / name).read_bytes()
-    if source.suffix == ".whl":
-        with zipfile.ZipFile(source) as wheel:
-            return wheel.read(name)
-    with tarfile.open(source) as archive:
-        member = archive.extractfile(f"{source.name.removesuffix('.tar.gz')}/{name}")
-        assert member is not None, name
-        return member.read()
-
-
-@contextmanager
-def _stand_ins(folder: Path) -> Iterator[None]:
-    finder = _Finder(folder)
-    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in _STAND_INS}
-    sys.meta_path.insert(0, finder)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        for name in [name for name in sys.modules if name.split(".")[0] in _STAND_INS]:
-            del sys.modules[name]
-        sys.modules.update(hidden)
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the unpacked files, and a stand-in for every other module of the packages it stands in for."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] not in _STAND_INS:
-            return None
-        file = self._folder / f"{name.replace('.', '/')}.py"
-        if file.exists():
-            return importlib.util.spec_from_file_location(name, file)
-        return importlib.machinery.ModuleSpec(name, _StandInLoader(), is_package=True)
-
-
-class _StandInLoader(importlib.abc.Loader):
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StandIn(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
-class _StandIn(types.ModuleType):
-    """A module in which every public name is an empty class, or what the search calls."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if name == "tokens_input":
-            return lambda token_ids, **_: token_ids
-        if name == "init_logger":
-            return lambda module_name: SimpleNamespace(warning=lambda text: None)
-        return type(name, (), {})

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+from helpers.engine_files import find_sources
 from helpers.vllm_offline import VllmSearch
 from logitd.client import Client
 from logitd.client.demo.server import running_server
@@ -16,16 +15,7 @@ from logitd.client.demo.server import running_server
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ENGINES = Path(__file__).parents[2] / "build" / "parity"
-
-
-def find_vllm() -> list[Path]:
-    """Where vLLM's code lies: what `make parity-full` fetched, and the paths that LOGITD_VLLM_SOURCES lists."""
-    named = [Path(name) for name in os.environ.get("LOGITD_VLLM_SOURCES", "").split(os.pathsep) if name]
-    return named + sorted([*ENGINES.glob("vllm-*.whl"), *ENGINES.glob("vllm-*.tar.gz")])
-
-
-VLLM = find_vllm()
+VLLM = find_sources("vllm")
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -1,8 +1,8 @@
 """The VLLM rules against vLLM's own offline search, on a model that is a hash of the token sequence.
 
 Version 0.33 or newer is compared with VLLM, up to 0.32 with VLLM_PROMPT_LENGTH, where the engine's code is there
-(`conftest.find_vllm`); the vectors that `record_vllm_vectors.py` wrote from both are always replayed, in the library
-and through a running server.
+(`engine_files.find_sources`); the vectors that `record_vllm_vectors.py` wrote from both are always replayed, in the
+library and through a running server.
 """
 
 from __future__ import annotations

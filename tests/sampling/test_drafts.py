@@ -88,17 +88,19 @@ def test_chunks_may_split_a_rows_positions(data: st.DataObject, layout: str) -> 
     assert_same_bits(chunked.clone(memory_format=torch.contiguous_format), whole)
 
 
+@pytest.mark.parametrize("mode", DraftMode)
 @given(data=st.data())
 @settings(max_examples=100)
-def test_differences_of_positions_lead_from_their_rows_to_their_whole(data: st.DataObject) -> None:
-    batch = data.draw(batches())
+def test_differences_of_positions_lead_from_their_rows_to_their_whole(mode: DraftMode, data: st.DataObject) -> None:
+    batch = data.draw(batches(None if mode is DraftMode.EXACT else "SGLANG_FUSED"))
     earlier = batch.open()
     state = open_with_steps(data, batch)
     rows, made, _ = draw_case(data, batch)
-    drafted = state.with_drafts(made)
+    drafted = state.with_drafts(made, mode)
     known = [dict(_entries(earlier.list_edits(), row)) for row in made.rows.tolist()]
     changes = drafted.list_edits(since=(state.touched, earlier.output_lengths))
-    whole = stack_positions(state, rows).list_edits()
+    plain = stack_positions(state, rows) if mode is DraftMode.EXACT else state.filter(made.rows)
+    whole = plain.list_edits()
     for position, entries in enumerate(known):
         entries.update(_entries(changes, position))
         assert {place: entry for place, entry in entries.items() if entry[0]} == dict(_entries(whole, position))
@@ -189,5 +191,6 @@ def test_paths_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "MAX_PATH_TOKENS", 10)
     Drafts.create([1] * 4, [0, 4], num_rows=1, vocab_size=2)
     Drafts.create([1] * 5, [0, 5], [-1, 0, 0, 0, 0], num_rows=1, vocab_size=2)
-    with pytest.raises(ParameterError, match="token_ids must have paths of at most 10 tokens together"):
-        Drafts.create([1] * 5, [0, 5], num_rows=1, vocab_size=2)
+    for token_ids, parents in (([1] * 5, None), ([1] * 11, [-1] * 11)):
+        with pytest.raises(ParameterError, match="token_ids must have paths of at most 10 tokens together"):
+            Drafts.create(token_ids, [0, len(token_ids)], parents, num_rows=1, vocab_size=2)
