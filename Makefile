@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := pip install --quiet --disable-pip-version-check --no-build-isolation
+RELEASE := tests/releases/0.1.0
 PROTOC := .venv-proto/bin/python -m grpc_tools.protoc -I proto
 # The folders count too, so that a deleted file is noticed.
 SOURCES := $(shell find proto/logitd sampling service client -name __pycache__ -prune -o \
@@ -11,7 +12,7 @@ SOURCES := $(shell find proto/logitd sampling service client -name __pycache__ -
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help setup lint test parity parity-full compat interop deploy-check faults demo demo-llm bench bench-plot gpu-check \
+.PHONY: help setup lint test parity parity-full compat interop deploy-check faults demo demo-llm bench bench-forms bench-plot gpu-check \
 	proto proto-check clean
 
 help: ## List the targets
@@ -24,6 +25,7 @@ lint: setup proto-check ## Check style, formatting, types, the contract and its 
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p logitd.sampling -p logitd.service -p logitd.client
 	$(BIN)/buf lint proto
+	$(BIN)/buf breaking proto --against $(RELEASE)/proto
 
 test: setup ## Run the tests
 	$(BIN)/pytest
@@ -36,8 +38,9 @@ parity-full: .venv-parity/package ## The same with vLLM's own code, and every be
 	.venv-parity/bin/pytest tests/parity
 	.venv-parity/bin/python tests/parity/beam_table.py
 
-compat: setup .venv-lowest/package ## Run the client's tests on the oldest supported grpcio, protobuf and numpy
+compat: setup .venv-lowest/package .venv-release/ready ## The client on the oldest dependencies; the last release's client
 	LOGITD_SERVER_PYTHON=$(CURDIR)/$(BIN)/python .venv-lowest/bin/pytest tests/client
+	LOGITD_RELEASE_PYTHON=$(CURDIR)/.venv-release/bin/python $(BIN)/pytest tests/compat
 
 interop: setup ## Build the C++, Go and Node samples and hold them against a server; installs what they need
 	bash tests/interop/run.sh $(BIN)/python
@@ -56,6 +59,9 @@ demo: setup ## Start a server, decode with a small embedded model and show what 
 
 demo-llm: .venv-parity/package ## The same with a real model, SmolLM2-135M
 	.venv-parity/bin/python -m logitd.client.demo --llm
+
+bench-forms: .venv-parity/package ## Print what a step costs in each form, beside a real model's own step
+	.venv-parity/bin/python tests/bench/forms.py
 
 bench: .venv-parity/package ## Measure a step against dense and bincount ways and Transformers; writes build/bench.json
 	.venv-parity/bin/python tests/bench/run.py
@@ -76,7 +82,7 @@ proto-check: .venv-proto/ready ## Fail if the stubs differ from what the contrac
 	diff -r -x '*.proto' -x __init__.py -x py.typed -x __pycache__ proto/logitd/v1 build/stubs/logitd/v1
 
 clean: ## Remove all that this file makes
-	rm -rf .venv .venv-lowest .venv-parity .venv-proto .venv-deploy build logitd.egg-info
+	rm -rf .venv .venv-lowest .venv-parity .venv-proto .venv-deploy .venv-release build logitd.egg-info
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # $(call make-venv,what to install): an environment from scratch in the target's folder. setuptools goes first and
@@ -102,6 +108,9 @@ CONSTRAINTS := constraints.txt
 
 .venv-lowest/ready: pyproject.toml tests/constraints-lowest.txt
 	$(call make-venv,. pytest pytest-timeout)
+
+.venv-release/ready: constraints.txt $(wildcard $(RELEASE)/*.whl)
+	$(call make-venv,$(wildcard $(RELEASE)/*.whl))
 
 .venv-proto/ready: proto/requirements.txt
 	$(PYTHON) -m venv --clear $(@D)
