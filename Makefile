@@ -3,6 +3,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := pip install --quiet --disable-pip-version-check --no-build-isolation
+FETCH := .venv-parity/bin/pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: -d build/parity
 RELEASE := tests/releases/0.1.0
 PROTOC := .venv-proto/bin/python -m grpc_tools.protoc -I proto
 # The folders count too, so that a deleted file is noticed.
@@ -30,11 +31,12 @@ lint: setup proto-check ## Check style, formatting, types, the contract and its 
 test: setup ## Run the tests
 	$(BIN)/pytest
 
-parity: .venv-parity/package ## Compare with Transformers, vLLM's recorded beams and a real model, which is fetched
+parity: .venv-parity/package ## Compare with Transformers, SGLang, what vLLM gave, and a real model; fetches them
+	$(FETCH) 'sglang==0.5.23'
 	.venv-parity/bin/pytest tests/parity
 
 parity-full: .venv-parity/package ## The same with vLLM's own code, and every beam of 8 prompts; writes build/parity.json
-	.venv-parity/bin/pip download --no-deps --only-binary=:all: -d build/parity 'vllm>=0.33'
+	$(FETCH) 'sglang==0.5.23' 'vllm>=0.33'
 	.venv-parity/bin/pytest tests/parity
 	.venv-parity/bin/python tests/parity/beam_table.py
 

@@ -218,15 +218,16 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """As `PenaltyBatch.apply`."""
-        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        source = self._dense_source(logits, self._client._config)
         return await self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
 
     async def apply_sparse(
         self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
     ) -> types.SparsePatch:
         """As `PenaltyBatch.apply_sparse`."""
-        source = InlineLogits(logits, self._client._config.chunk_bytes)
-        return await self._run(SparseStep(source, token_ids, as_drafts(drafts)))
+        source, made = InlineLogits(logits, self._client._config.chunk_bytes), as_drafts(drafts)
+        self._limit_patches(source, token_ids, made, self._client._config)
+        return await self._run(SparseStep(source, token_ids, made))
 
     async def apply_shared(
         self,
@@ -238,7 +239,9 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
     ) -> types.SparsePatch:
         """As `PenaltyBatch.apply_shared`."""
         made = as_drafts(drafts)
-        return await self._run(SparseStep(self._rows_in(shared, rows, made), token_ids, made))
+        source = self._rows_in(shared, rows, made)
+        self._limit_patches(source, token_ids, made, self._client._config)
+        return await self._run(SparseStep(source, token_ids, made))
 
     async def apply_inplace(
         self,
@@ -258,7 +261,7 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
     ) -> Edits:
         """As `PenaltyBatch.edits`."""
         made = as_drafts(drafts)
-        ranges = self._edit_ranges(token_ids, made, self._client._config.chunk_bytes)
+        ranges = self._edit_ranges(token_ids, made, self._client._config)
         return await self._run(EditsStep(ranges, token_ids, made, since, self.info.profile))
 
     async def retry(

@@ -25,6 +25,8 @@ DEFAULT_RECOVER_TIMEOUT = 60.0
 
 _ROUTE_KEY = "x-logitd-route"
 _MAX_ROUTE_LENGTH = 256
+_GRPC_MESSAGE_BYTES, _BESIDE_ARRAYS = 4 * 1024 * 1024, 1024
+"""gRPC's default limit of a message, and what stands in one around its arrays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,11 @@ class ClientConfig:
         for name, size in (("max_message_bytes", self.max_message_bytes), ("chunk_bytes", self.chunk_bytes)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
+
+    @property
+    def most_reply_bytes(self) -> int:
+        """Bytes of arrays in a reply at most: a proxy may have gRPC's own limit, whatever this end takes."""
+        return max(1, min(self.max_message_bytes, _GRPC_MESSAGE_BYTES) - _BESIDE_ARRAYS)
 
     @property
     def channel_options(self) -> list[tuple[str, int]]:

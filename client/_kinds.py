@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from logitd.client._beam_history import BeamHistory
+    from logitd.client._config import ClientConfig
     from logitd.client._drafts import Drafts
     from logitd.client._penalty_history import PenaltyHistory
     from logitd.client._steps import StepTokens
     from logitd.client._types import BeamStep, RowLayout, SearchStep
 
-_MOST_REPLY_BYTES = 4 * 1024 * 1024 - 1024
-"""gRPC's own limit of a message, less what stands around the arrays of edits."""
-_ROW_BYTES, _EDIT_BYTES = 12, 9
-"""Of edits: row splits, repetition, presence; token id, frequency sum, flags."""
+_ROW_BYTES, _EDIT_BYTES, _ID_BYTES = 12, 9, 4
+"""Of edits: row splits, repetition, presence; token id, frequency sum, flags; the token id alone."""
 
 
 class PenaltySession(BatchSession):
@@ -39,14 +38,28 @@ class PenaltySession(BatchSession):
         start, stop, step = rows.indices(whole.stop)
         return SharedRows(shared, slice(start, stop, step))
 
-    def _edit_ranges(self, token_ids: StepTokens | None, drafts: Drafts | None, chunk_bytes: int) -> list[slice]:
-        # Rows that are answered together, so that a reply stays below the least limit of messages that there is.
+    def _dense_source(self, logits: npt.ArrayLike, config: ClientConfig) -> InlineLogits:
+        return InlineLogits(logits, min(config.chunk_bytes, config.most_reply_bytes))
+
+    def _limit_patches(
+        self, source: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig
+    ) -> None:
+        # A patch has an id and a value for every edit, which can be more than the logits that it is of.
+        most = min(max(self._most_edits(token_ids, drafts), default=0), source.num_columns)
+        row_bytes = _ROW_BYTES + (_ID_BYTES + source.dtype.itemsize) * most
+        source.limit_rows(max(1, config.most_reply_bytes // row_bytes))
+
+    def _edit_ranges(self, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig) -> list[slice]:
+        weights = [_ROW_BYTES + _EDIT_BYTES * count for count in self._most_edits(token_ids, drafts)]
+        return split_rows(weights, min(config.chunk_bytes, config.most_reply_bytes))
+
+    def _most_edits(self, token_ids: StepTokens | None, drafts: Drafts | None) -> list[int]:
+        # Of each row, or of each position of drafts.
         added = 0 if token_ids is None else most_tokens(token_ids)
         counts = [count + added for count in self.history.most_edits()]
-        if drafts is not None:
-            counts = [counts[row] + len(drafts.token_ids[row]) for row in drafts.rows.tolist() if row < len(counts)]
-        weights = [_ROW_BYTES + _EDIT_BYTES * count for count in counts]
-        return split_rows(weights, min(chunk_bytes, _MOST_REPLY_BYTES))
+        if drafts is None:
+            return counts
+        return [counts[row] + len(drafts.token_ids[row]) for row in drafts.rows.tolist() if row < len(counts)]
 
 
 class BeamSession(BatchSession):

@@ -33,6 +33,10 @@ class LogitsSource(ABC):
         """A serialised message with the rows of message `index` added as its field `field_number`."""
 
     @abstractmethod
+    def limit_rows(self, most: int) -> None:
+        """Let no message carry more rows than this; before any is made."""
+
+    @abstractmethod
     def keep(self) -> None:
         """Copies what the caller may change from now on."""
 
@@ -48,6 +52,10 @@ class InlineLogits(LogitsSource):
         self._rows_per_chunk = max(1, chunk_bytes // row_bytes)
         self.num_messages = max(1, -(-self.num_rows // self._rows_per_chunk))
 
+    def limit_rows(self, most: int) -> None:
+        self._rows_per_chunk = min(self._rows_per_chunk, most)
+        self.num_messages = max(1, -(-self.num_rows // self._rows_per_chunk))
+
     def rows(self, index: int) -> slice:
         first = index * self._rows_per_chunk
         return slice(first, min(first + self._rows_per_chunk, self.num_rows))
@@ -60,9 +68,7 @@ class InlineLogits(LogitsSource):
 
 
 class SharedRows(LogitsSource):
-    """Rows of shared memory that stand at the same places in it as in the batch; one message, which only names them."""
-
-    num_messages = 1
+    """Rows of shared memory that stand at the same places in it as in the batch; messages only name them."""
 
     def __init__(self, memory: SharedMemory, rows: slice) -> None:
         memory_rows, self.num_columns = memory.shape
@@ -71,14 +77,22 @@ class SharedRows(LogitsSource):
         self.memory = memory
         self.dtype = memory.dtype
         self.num_rows = rows.stop - rows.start
+        self.num_messages = 1
         self._rows = rows
+        self._rows_per_message = self.num_rows
+
+    def limit_rows(self, most: int) -> None:
+        self._rows_per_message = min(self._rows_per_message, most)
+        self.num_messages = -(-self.num_rows // self._rows_per_message)
 
     def rows(self, index: int) -> slice:
-        return self._rows
+        first = self._rows.start + index * self._rows_per_message
+        return slice(first, min(first + self._rows_per_message, self._rows.stop))
 
     def append_to(self, head: bytes, field_number: int, index: int) -> bytes:
         assert self.memory is not None
-        return with_field(head, field_number, self.memory.tensor(self._rows.start, self.num_rows))
+        rows = self.rows(index)
+        return with_field(head, field_number, self.memory.tensor(rows.start, rows.stop - rows.start))
 
     def keep(self) -> None:
         """The caller keeps them."""

@@ -108,7 +108,7 @@ class _Batch(BatchSession):
             error.add_note(f"and the batch {self.batch_id!r} could not be deleted: {failure}")
 
     def close(self) -> None:
-        """Ends the streams; the batch stays on the server until it expires."""
+        """Ends the streams; the batch stays until it expires."""
         self._is_closed = True
         for stream in self._streams.values():
             stream.end()
@@ -260,15 +260,16 @@ class PenaltyBatch(_Batch, PenaltySession):
             Where to write them, which may be `logits` itself; it is returned. It spares the first touch of new memory.
             None: a new array. When the step fails, rows may be written.
         """
-        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        source = self._dense_source(logits, self._client._config)
         return self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
 
     def apply_sparse(
         self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
     ) -> types.SparsePatch:
         """What `apply` would change in `logits`, which stay as they are; the parameters are those of `apply`."""
-        source = InlineLogits(logits, self._client._config.chunk_bytes)
-        return self._run(SparseStep(source, token_ids, as_drafts(drafts)))
+        source, made = InlineLogits(logits, self._client._config.chunk_bytes), as_drafts(drafts)
+        self._limit_patches(source, token_ids, made, self._client._config)
+        return self._run(SparseStep(source, token_ids, made))
 
     def apply_shared(
         self,
@@ -294,7 +295,9 @@ class PenaltyBatch(_Batch, PenaltySession):
             The rows to process, which come in the patch from 0 on; None: all of the batch.
         """
         made = as_drafts(drafts)
-        return self._run(SparseStep(self._rows_in(shared, rows, made), token_ids, made))
+        source = self._rows_in(shared, rows, made)
+        self._limit_patches(source, token_ids, made, self._client._config)
+        return self._run(SparseStep(source, token_ids, made))
 
     def apply_inplace(
         self,
@@ -338,7 +341,7 @@ class PenaltyBatch(_Batch, PenaltySession):
             knows (`is_full` tells). None: everything.
         """
         made = as_drafts(drafts)
-        ranges = self._edit_ranges(token_ids, made, self._client._config.chunk_bytes)
+        ranges = self._edit_ranges(token_ids, made, self._client._config)
         return self._run(EditsStep(ranges, token_ids, made, since, self.info.profile))
 
     def retry(self, *, refilled: bool = False) -> npt.NDArray[Any] | types.SparsePatch | Edits | RowLayouts | None:

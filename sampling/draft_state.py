@@ -108,9 +108,15 @@ class DraftState:
         only = self._gather(self._table.select(touched), first_row, end).table.keys
         return list_edits(rows, LayeredTable(table), banned, np.union1d(only, differing))
 
-    def count_entries(self, first_row: int, num_rows: int) -> int:
-        """How many entries some positions have at least, those of their paths and their bans left aside."""
-        lengths = np.maximum(self._table.base.row_lengths, self._table.recent.row_lengths)
+    def count_entries(self, first_row: int, num_rows: int, touched: NDArray[np.int64] | None = None) -> int:
+        """How many entries some positions have at least, those of their paths and their bans left aside.
+
+        All of them, or only those of `touched`.
+        """
+        if touched is None:
+            lengths = np.maximum(self._table.base.row_lengths, self._table.recent.row_lengths)
+        else:
+            lengths = np.bincount(touched // self._table.vocab_size, minlength=self._rows.num_rows)
         return int(lengths[self._drafts.rows[first_row : first_row + num_rows]].sum())
 
     @cached_property

@@ -182,7 +182,7 @@ class ReplyTooLarge(ServiceError):
     reason = "REPLY_TOO_LARGE"
 
     def __init__(self, most: int, got: int) -> None:
-        message = f"a reply must be at most max_message_bytes, {most}, got {got} bytes; ask for fewer rows a message"
+        message = f"a reply must be at most max_message_bytes, {most}, got {got} bytes; Apply can ask for fewer rows"
         super().__init__(message, most=most, got=got)
 
 

@@ -15,6 +15,9 @@ from logitd.v1 import service_pb2, types_pb2
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from logitd.sampling import PenaltyOrchestrator
     from logitd.service.codec import WireLogits
     from logitd.service.frames import Payload
@@ -99,10 +102,10 @@ def reply_edits(job: ApplyJob) -> bytes:
     if job.request.HasField("logits"):
         raise InvalidField("logits", "must not be set in form EDITS", "a value")
     num_rows = _read_row_count(job)
-    _check_entries(job, num_rows)
     since = None
     if job.request.HasField("edits_since_revision"):
         since = job.batch.changes_since(job.request.edits_since_revision, job.following)
+    _check_entries(job, num_rows, None if since is None else since[0])
     edits = job.state.list_edits(since, first_row=job.request.first_row, num_rows=num_rows)
     arrays = (
         (_EDITS.ROW_SPLITS_FIELD_NUMBER, as_int32(edits.row_splits)),
@@ -136,9 +139,9 @@ def _read_row_count(job: ApplyJob) -> int:
     return job.request.row_count
 
 
-def _check_entries(job: ApplyJob, num_rows: int) -> None:
+def _check_entries(job: ApplyJob, num_rows: int, touched: NDArray[np.int64] | None = None) -> None:
     # Positions can ask for an entry of their row very often; too often is noticed before any of it is made.
     if isinstance(job.state, DraftState):
-        num_bytes = _BYTES_PER_ENTRY * job.state.count_entries(job.request.first_row, num_rows)
+        num_bytes = _BYTES_PER_ENTRY * job.state.count_entries(job.request.first_row, num_rows, touched)
         if num_bytes > job.context.config.max_message_bytes:
             raise ReplyTooLarge(job.context.config.max_message_bytes, num_bytes)

@@ -2,91 +2,24 @@
 
 from __future__ import annotations
 
-import threading
-
-import grpc
 import numpy as np
 import pytest
 
-from logitd.client import (
-    Drafts,
-    EditTable,
-    InvalidArgumentError,
-    Penalties,
-    Profile,
-    RefillNeededError,
-    Sequence,
-    to_bfloat16,
+from helpers.client_drafts import (
+    CHAINS,
+    CHUNKS,
+    COLUMNS,
+    DTYPES,
+    FORMS,
+    PENALISED,
+    TREES,
+    VOCAB,
+    logits_of,
+    paths_of,
+    process,
+    step_to_each,
 )
-from logitd.v1 import service_pb2
-
-VOCAB = 40
-COLUMNS = VOCAB + 3
-EOS = 0
-PENALISED = [
-    Sequence([7, 8], Penalties(1.3, 0.5, -0.25, 5), 100, [EOS], sequence_id="a", output_token_ids=[1, 1]),
-    Sequence([3], Penalties(frequency_penalty=0.75, presence_penalty=-0.5), 100, sequence_id="b"),
-    Sequence([], Penalties(1.9, min_new_tokens=2), 100, [EOS], [6], sequence_id="c", output_token_ids=[9]),
-]
-# A repeated id, the end of the text before it may come, no draft at all, and two that follow the same one.
-CHAINS = Drafts([[3, 3, EOS], [], [6, 1]])
-TREES = Drafts([[3, 3, EOS, 1], [5], []], parents=[[-1, 0, 0, -1], [-1], []])
-DTYPES = ["float32", "float16", "uint16"]
-# All positions in one message, or some whose rows' positions are split.
-CHUNKS = [4 * 2**20, 2 * COLUMNS * 4]
-FORMS = ["apply", "apply_sparse", "apply_shared", "apply_inplace", "edits"]
-
-
-def logits_of(num_rows, dtype="float32", seed=0):
-    logits = np.random.default_rng(seed).normal(0, 3, (num_rows, COLUMNS)).astype(np.float32)
-    return to_bfloat16(logits) if dtype == "uint16" else logits.astype(dtype)
-
-
-def paths_of(drafts):
-    """Row and tokens of each position."""
-    for row, ids in enumerate(drafts.token_ids):
-        known = [[]]
-        for index, token_id in enumerate(ids):
-            parent = index - 1 if drafts.parents is None else drafts.parents[row][index]
-            known.append([*known[parent + 1], token_id])
-        yield from ((row, path) for path in known)
-
-
-async def step_to_each(client, sequences, token_ids, drafts, logits, **options):
-    """What plain steps give, of which each goes along the path of one position."""
-    processed = []
-    for (row, path), of_position in zip(paths_of(drafts), logits, strict=True):
-        async with await client.create_batch([sequences[row]], vocab_size=VOCAB, **options) as batch:
-            for token_id in [*token_ids[row], *path]:
-                await batch.accumulate([token_id])
-            processed.append(await batch.apply(of_position[None]))
-    return np.concatenate(processed)
-
-
-async def process(client, batch, form, logits, token_ids=None, drafts=None, **options):
-    """The processed logits, whatever the form."""
-    result = logits.copy()
-    if form == "apply":
-        return await batch.apply(logits, token_ids, drafts=drafts)
-    if form == "apply_sparse":
-        (await batch.apply_sparse(logits, token_ids, drafts=drafts)).apply_to_inplace(result)
-    elif form == "edits":
-        (await batch.edits(token_ids, drafts=drafts)).apply_to_inplace(result)
-    else:
-        async with await client.shared_logits(*logits.shape, logits.dtype) as shared:
-
-            def fill():
-                shared.array[...] = logits
-
-            fill()
-            if form == "apply_inplace":
-                await batch.apply_inplace(shared, token_ids, drafts=drafts, refill=fill, **options)
-                result[...] = shared.array
-            else:
-                patch = await batch.apply_shared(shared, token_ids, drafts=drafts, **options)
-                assert shared.array.tobytes() == logits.tobytes()
-                patch.apply_to_inplace(result)
-    return result
+from logitd.client import Drafts, EditTable, InvalidArgumentError, Profile
 
 
 @pytest.mark.parametrize("chunk_bytes", CHUNKS)
@@ -300,151 +233,6 @@ def test_the_text_is_that_of_plain_decoding(server_target, connect, run, form, c
                     assert committed == [
                         [*sequence.output_token_ids, *tokens] for sequence, tokens in zip(PENALISED, plain, strict=True)
                     ]
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("lost", [1, 2, 4])
-@pytest.mark.parametrize("form", ["apply", "apply_sparse", "edits"])
-def test_a_lost_reply_is_asked_for_again(lossy, connect, run, form, lost):
-    """The first message commits, the others, of which there are three more where they carry logits, only read."""
-    token_ids, logits = [[2], [], [4, 4]], logits_of(CHAINS.num_positions)
-
-    async def scenario():
-        async with connect(lossy.target, chunk_bytes=CHUNKS[1] if form != "edits" else 60) as client:
-            async with await client.create_batch(PENALISED, vocab_size=VOCAB) as batch:
-                expected = await batch.apply(logits, token_ids, drafts=CHAINS)
-            async with await client.create_batch(PENALISED, vocab_size=VOCAB) as batch:
-                lossy.drop_in = lost
-                processed = await process(client, batch, form, logits, token_ids, CHAINS)
-                assert processed.tobytes() == expected.tobytes()
-                assert batch.revision == 1
-                info = await client.get_batch(batch.batch_id, full=True)
-                assert [list(s.output_token_ids) for s in info.sequences] == [[1, 1, 2], [], [9, 4, 4]]
-
-    run(scenario)
-
-
-def restart(server):
-    """Kills a server and starts it again meanwhile."""
-    server.kill()
-    starting = threading.Thread(target=server.start)
-    starting.start()
-    return starting
-
-
-def test_a_server_that_dies_is_not_noticed(own_server, connect, run):
-    token_ids, logits = [[2], [], [4, 4]], logits_of(CHAINS.num_positions)
-
-    async def scenario():
-        async with connect(own_server.target, chunk_bytes=CHUNKS[1]) as client:
-            batches = [await client.create_batch(PENALISED, vocab_size=VOCAB) for _ in FORMS]
-            for batch in batches:
-                await batch.accumulate([[1, 2], [3], []])
-            async with await client.create_batch(PENALISED, vocab_size=VOCAB) as batch:
-                await batch.accumulate([[1, 2], [3], []])
-                expected = await batch.apply(logits, token_ids, drafts=CHAINS)
-            starting = restart(own_server)
-            for form, batch in zip(FORMS, batches, strict=True):
-                processed = await process(client, batch, form, logits, token_ids, CHAINS)
-                assert processed.tobytes() == expected.tobytes(), form
-                assert batch.revision == 2
-                info = await client.get_batch(batch.batch_id, full=True)
-                assert [list(s.output_token_ids) for s in info.sequences] == [[1, 1, 1, 2, 2], [3], [9, 4, 4]]
-                await batch.delete()
-            starting.join()
-
-    run(scenario)
-
-
-def forget_after(lossy, message, batch_id):
-    """Lets the server lose a batch once it has answered a message, from 0 on, of the steps that apply."""
-    deletion = service_pb2.DeleteBatchRequest(batch_id=batch_id).SerializeToString()
-    script = lossy.script["Apply"]
-
-    def forwarding(number, answer):
-        def forward(request, context):
-            try:
-                reply = answer(request, context)
-            except grpc.RpcError as error:
-                context.set_trailing_metadata(error.trailing_metadata())
-                context.abort(error.code(), error.details())
-            if number == message:
-                lossy.script["DeleteBatch"].pop(0)(deletion, context)
-            return reply
-
-        return forward
-
-    script[:] = [forwarding(number, answer) for number, answer in enumerate(script)]
-
-
-@pytest.mark.parametrize("message", [0, 1])
-@pytest.mark.parametrize("form", ["apply", "apply_sparse", "edits"])
-def test_a_batch_that_is_lost_between_the_messages_of_a_step_is_rebuilt(lossy, connect, run, form, message):
-    """What the first message committed is in the history from which the others get their batch."""
-    token_ids, logits = [[2], [], [4, 4]], logits_of(CHAINS.num_positions)
-
-    async def scenario():
-        async with connect(lossy.target, chunk_bytes=CHUNKS[1] if form != "edits" else 60) as client:
-            async with await client.create_batch(PENALISED, vocab_size=VOCAB) as batch:
-                await batch.accumulate([[1], [], []])
-                expected = await batch.apply(logits, token_ids, drafts=CHAINS)
-            async with await client.create_batch(PENALISED, vocab_size=VOCAB) as batch:
-                before = batch.uid
-                await batch.accumulate([[1], [], []])
-                forget_after(lossy, message, batch.batch_id)
-                processed = await process(client, batch, form, logits, token_ids, CHAINS)
-                assert processed.tobytes() == expected.tobytes()
-                assert (batch.revision, batch.uid != before) == (2, True)
-                info = await client.get_batch(batch.batch_id, full=True)
-                assert [list(s.output_token_ids) for s in info.sequences] == [[1, 1, 1, 2], [], [9, 4, 4]]
-
-    run(scenario)
-
-
-def test_a_table_goes_on_after_a_restart(own_server, connect, run):
-    logits = logits_of(CHAINS.num_positions)
-
-    async def scenario():
-        async with (
-            connect(own_server.target) as client,
-            await client.create_batch(PENALISED, vocab_size=VOCAB) as batch,
-        ):
-            table, token_ids = EditTable(), None
-            for step in range(5):
-                if step == 3:  # the rebuilt batch has no difference to give since before this
-                    await batch.accumulate([[9], [9], []])
-                starting = restart(own_server) if step in (2, 3) else None
-                edits = await batch.edits(token_ids, since=table.revision, drafts=CHAINS)
-                if starting is not None:
-                    starting.join()
-                assert edits.is_full == (step in (0, 3))
-                edited = logits.copy()
-                table.at_positions(edits).apply_to_inplace(edited)
-                assert edited.tobytes() == (await batch.apply(logits, drafts=CHAINS)).tobytes()
-                table.update(edits)
-                token_ids = [[3, 3], [], [6]]
-
-    run(scenario)
-
-
-def test_without_a_refill_a_lost_step_in_place_is_the_callers(own_server, connect, run):
-    logits = logits_of(CHAINS.num_positions)
-
-    async def scenario():
-        async with (
-            connect(own_server.target) as client,
-            await client.create_batch(PENALISED, vocab_size=VOCAB) as batch,
-            await client.shared_logits(*logits.shape) as shared,
-        ):
-            starting = restart(own_server)
-            with pytest.raises(RefillNeededError):
-                await batch.apply_inplace(shared, [1, 2, 3], drafts=CHAINS)
-            shared.array[...] = logits
-            await batch.retry(refilled=True)
-            starting.join()
-            assert shared.array.tobytes() == (await batch.apply(logits, drafts=CHAINS)).tobytes()
-            assert batch.revision == 1
 
     run(scenario)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Step:
     pieces: Sequence[tuple[int, int]]
     revision: int
 
-    def ask(self, form: int, first_row: int, **fields: object) -> service_pb2.ApplyRequest:
+    def ask(self, form: int, first_row: int, **fields: Any) -> service_pb2.ApplyRequest:
         """A message that reads."""
         target = self.batch.target(expected_revision=self.revision, request_id=b"")
         return service_pb2.ApplyRequest(target=target, form=form, first_row=first_row, **fields)
@@ -160,7 +160,7 @@ class Tables:
         return Form(_edit_requests(step, edits_since_revision=base), result)
 
 
-def _edit_requests(step: Step, **fields: object) -> list[service_pb2.ApplyRequest]:
+def _edit_requests(step: Step, **fields: Any) -> list[service_pb2.ApplyRequest]:
     return [step.ask(EDITS, first, row_count=rows, **fields) for first, rows in step.pieces]
 
 
