@@ -6,13 +6,14 @@ from math import inf, nan
 
 from helpers.bad_drafts import DRAFTS
 from helpers.bad_input import Bad
+from helpers.bad_membership import FILTERS, MERGES
 from helpers.right_requests import BEAM_LOGITS
 from helpers.wire import ints, tensor
 from logitd.v1.types_pb2 import APPLY_FORM_EDITS, APPLY_FORM_IN_PLACE, SharedMemoryRef, Tensor
 
 _TEN_MEGABYTES = "x" * (10 << 20)
 _NAMES = "1 to 128 printable ASCII characters"
-_MUTATIONS = ("Accumulate", "Apply", "BeamStep")
+_MUTATIONS = ("Accumulate", "Apply", "BeamStep", "FilterBatch", "MergeBatches")
 _STEPS = (*_MUTATIONS, "Apply without tokens")
 _TENSORS = {"Apply": 2, "Apply without tokens": 2, "BeamStep": 5}
 _MOST = 2**31 - 1
@@ -197,7 +198,7 @@ BEAM_STEPS = [
         also={"finish_sequence_ids": ["a"]}),
 ]  # fmt: skip
 
-STEPS = [*TARGETS, *KINDS, *TOKENS, *LOGITS, *FORMS, *DRAFTS, *BEAM_STEPS]
+STEPS = [*TARGETS, *KINDS, *TOKENS, *LOGITS, *FORMS, *DRAFTS, *FILTERS, *MERGES, *BEAM_STEPS]
 
 # The RPCs that name a batch without a revision; the base is the RPC.
 LOOKUPS = [

@@ -148,6 +148,22 @@ def beam_request(batch: OpenBatch) -> service_pb2.BeamStepRequest:
     return service_pb2.BeamStepRequest(target=batch.target(), logits=tensor(BEAM_LOGITS.repeat(5, 1)))
 
 
+def filter_request(batch: OpenBatch) -> service_pb2.FilterBatchRequest:
+    """The sequences turned round, and the first one forked."""
+    chosen = [service_pb2.SequenceSelection(sequence_id=name) for name in ("b", "a")]
+    fork = service_pb2.SequenceSelection(sequence_id="a", new_sequence_id="c")
+    return service_pb2.FilterBatchRequest(target=batch.target(), sequences=[*chosen, fork])
+
+
+def merge_request(batch: OpenBatch) -> service_pb2.MergeBatchesRequest:
+    """A batch of the same two sequences under other names is appended."""
+    request = penalty_creation()
+    for sequence in request.sequences:
+        sequence.sequence_id += "'"
+    source = batch.wire.open(request)
+    return service_pb2.MergeBatchesRequest(target=batch.target(), source=source.target(request_id=b""))
+
+
 def in_region(make: Callable[[OpenBatch], Any]) -> Callable[[OpenBatch], Message]:
     """The same request with logits that lie in shared memory."""
 
@@ -170,6 +186,8 @@ STEPS: dict[str, tuple[str, Callable[[Wire], OpenBatch], Callable[[OpenBatch], M
     "Apply of edits with drafts": ("Apply", open_penalty_batch, drafted_edits_request),
     "Apply in a region": ("Apply", open_penalty_batch, in_region(apply_request)),
     "BeamStep in a region": ("BeamStep", open_beam_batch, in_region(beam_request)),
+    "FilterBatch": ("FilterBatch", open_penalty_batch, filter_request),
+    "MergeBatches": ("MergeBatches", open_penalty_batch, merge_request),
     # The wrong kind of batch for each.
     "Accumulate on beams": ("Accumulate", open_beam_batch, accumulate_request),
     "Apply on beams": ("Apply", open_beam_batch, apply_request),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Fields for which no value is wrong, and why.
 CANNOT_BE_WRONG = {
     "DeleteBatchRequest.allow_missing": "both values are legal",
+    "MergeBatchesRequest.source.request_id": "the target's counts, of the source nothing is told apart",
     "ApplyRequest.logits.padding": "ignored, whatever it holds",
     "BeamStepRequest.logits.padding": "ignored, whatever it holds",
     "CreateBatchRequest.sequences.beams.pool.is_filler": "follows from running_sum, and is not looked at",
