@@ -233,6 +233,9 @@ _REFUSALS = frozenset(
     }
 )
 
+# What a call ends with where the way to the server is at fault.
+_OF_THE_WAY = frozenset({grpc.StatusCode.INTERNAL, grpc.StatusCode.CANCELLED})
+
 _BY_REASON: Mapping[str, type[RpcError]] = {
     "BATCH_NOT_FOUND": BatchNotFoundError,
     "UID_MISMATCH": UidMismatchError,
@@ -262,6 +265,10 @@ class _FailedCall(Protocol):
     def trailing_metadata(self) -> Any: ...
 
 
+# Not the server's word, which has a reason: it ended with the call under way, or a proxy reset its streams.
+_CUT_OFF = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
+
+
 def from_grpc_error(error: grpc.RpcError) -> RpcError:
     """Translates an error of gRPC, sync or asyncio. The most specific class wins.
 
@@ -270,8 +277,9 @@ def from_grpc_error(error: grpc.RpcError) -> RpcError:
     call = cast("_FailedCall", error)
     details = _read_details(call)
     kind = _BY_REASON.get(details.reason) or _BY_CODE.get(details.code, RpcError)
-    if details.code == grpc.StatusCode.INTERNAL and not details.reason:
-        # Not the server's word, which has a reason: a proxy resets the streams of a server that is gone.
+    if details.code in _OF_THE_WAY and not details.reason:
+        # Not the server's word, which has a reason: a proxy resets the streams of a server that is gone, and gRPC
+        # cancels the calls that a server which stops has not taken up.
         kind = UnavailableError
     return kind(call.details() or "the call failed without a message", details)
 

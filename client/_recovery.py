@@ -109,6 +109,9 @@ class Recovery:
     def orders(self, error: LogitdError) -> Orders:
         """What to do, `error` being how the first attempt ended. Raises what cannot be helped."""
         self._step.note_failure(error)
+        # What differs from all that was met since the last pause is the next stage of one recovery, and does not wait:
+        # a server that is back may not stay for long.
+        seen = {type(error)}
         while (remedy := self._find_remedy(error)) is not None:
             self._has_just_registered = isinstance(error, RegionNotFoundError)
             try:
@@ -120,7 +123,10 @@ class Recovery:
                 raise
             except LogitdError as another:
                 error = another
-            yield Pause(self._patience.next_pause())
+            if type(error) in seen:
+                yield Pause(self._patience.next_pause())
+                seen.clear()
+            seen.add(type(error))
         raise error
 
     def _find_remedy(self, error: LogitdError) -> Orders | None:

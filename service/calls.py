@@ -118,7 +118,12 @@ class Call:
 
     async def abort(self, status: grpc.Status) -> NoReturn:
         """End the call."""
-        await self._context.abort_with_status(status)
+        try:
+            await self._context.abort_with_status(status)
+        except grpc.aio.AbortError:
+            raise
+        except grpc.aio.BaseError as error:  # the caller is gone, as in `write`
+            raise asyncio.CancelledError from error
         raise AssertionError("abort returned")
 
 

@@ -52,6 +52,7 @@ def refusal(replies, code, reason, *others, **metadata):
         (CODES.DEADLINE_EXCEEDED, "", exceptions.DeadlineExceededError),
         (CODES.INTERNAL, "INTERNAL", exceptions.RpcError),
         (CODES.INTERNAL, "", exceptions.UnavailableError),
+        (CODES.CANCELLED, "", exceptions.UnavailableError),
         (CODES.DATA_LOSS, "", exceptions.RpcError),
     ],
 )
