@@ -122,10 +122,10 @@ class DraftState:
     @cached_property
     def _edits(self) -> Edits:
         drafts = self._drafts
-        layers = [Layer(self._rows, table, drafts.num_positions) for table in (self._table.recent, self._table.base)]
+        layers = [Layer(self._rows, table, drafts.num_positions) for table in self._table.layers]
         if not self._is_relaxed:
             layers.insert(0, Layer(self._position_rows, self._paths))
-        return Edits(Arithmetic(self._profile, self._rows), tuple(layers), self._banned)
+        return Edits(Arithmetic(self._profile, self._rows), layers, self._banned)
 
     @cached_property
     def _position_rows(self) -> RowParameters:

@@ -12,7 +12,7 @@ from logitd.sampling.backends import open_logits
 from logitd.sampling.penalties import PENALTIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     import torch
     from numpy.typing import NDArray
@@ -56,14 +56,14 @@ class Edits:
 
     Attributes
     ----------
-    layers : tuple of Layer
+    layers : sequence of Layer
         The upper ones first, whose entries stand for those of the lower ones at the same places.
     banned : int64, ascending
         Keys, ``row of logits * vocab_size + token id``.
     """
 
     arithmetic: Arithmetic
-    layers: tuple[Layer, ...]
+    layers: Sequence[Layer]
     banned: NDArray[np.int64]
 
     def apply_inplace(self, logits: torch.Tensor, first_row: int = 0) -> None:

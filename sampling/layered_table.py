@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from logitd.sampling.token_table import TokenTable
 
 # Up to here the upper layer is copied in less time than it takes to ask for the lower one.
-_FEW_ENTRIES = 4096
+_FEW_ENTRIES = 16_384
 # A larger one may have this share of the lower layer's entries, whose copy is so spread over many steps.
 _SHARE = 8
 
@@ -38,6 +38,14 @@ class LayeredTable:
     def recent(self) -> TokenTable:
         """The upper layer."""
         return self._layers[1]
+
+    @property
+    def layers(self) -> list[TokenTable]:
+        """Those that have entries, the upper one first; at least one."""
+        base, recent = self._layers
+        if len(base.keys) == 0:
+            return [recent]
+        return [recent, base] if len(recent.keys) else [base]
 
     @property
     def vocab_size(self) -> int:

@@ -247,7 +247,7 @@ class PenaltyOrchestrator:
 
     @cached_property
     def _edits(self) -> Edits:
-        layers = tuple(Layer(self._rows, table) for table in (self._table.recent, self._table.base))
+        layers = [Layer(self._rows, table) for table in self._table.layers]
         return Edits(self._arithmetic, layers, self._banned)
 
     @cached_property
