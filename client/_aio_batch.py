@@ -13,7 +13,7 @@ import grpc.aio
 from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
-from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep, SparseStep
+from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep
 from logitd.client._beam_steps import BeamSearchStep
 from logitd.client._drafts import as_drafts
 from logitd.client._exceptions import (
@@ -225,9 +225,8 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
         self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
     ) -> types.SparsePatch:
         """As `PenaltyBatch.apply_sparse`."""
-        source, made = InlineLogits(logits, self._client._config.chunk_bytes), as_drafts(drafts)
-        self._limit_patches(source, token_ids, made, self._client._config)
-        return await self._run(SparseStep(source, token_ids, made))
+        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        return await self._run(self._sparse_step(source, token_ids, as_drafts(drafts), self._client._config))
 
     async def apply_shared(
         self,
@@ -240,8 +239,7 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
         """As `PenaltyBatch.apply_shared`."""
         made = as_drafts(drafts)
         source = self._rows_in(shared, rows, made)
-        self._limit_patches(source, token_ids, made, self._client._config)
-        return await self._run(SparseStep(source, token_ids, made))
+        return await self._run(self._sparse_step(source, token_ids, made, self._client._config))
 
     async def apply_inplace(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from logitd.client._apply_steps import split_rows
+from logitd.client._apply_steps import SparseStep, split_rows
 from logitd.client._logits import InlineLogits, LogitsSource, SharedRows
 from logitd.client._session import BatchSession
 from logitd.client._shared import SharedMemory
@@ -41,13 +41,14 @@ class PenaltySession(BatchSession):
     def _dense_source(self, logits: npt.ArrayLike, config: ClientConfig) -> InlineLogits:
         return InlineLogits(logits, min(config.chunk_bytes, config.most_reply_bytes))
 
-    def _limit_patches(
+    def _sparse_step(
         self, source: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig
-    ) -> None:
+    ) -> SparseStep:
         # A patch has an id and a value for every edit, which can be more than the logits that it is of.
         most = min(max(self._most_edits(token_ids, drafts), default=0), source.num_columns)
         row_bytes = _ROW_BYTES + (_ID_BYTES + source.dtype.itemsize) * most
         source.limit_rows(max(1, config.most_reply_bytes // row_bytes))
+        return SparseStep(source, token_ids, drafts)
 
     def _edit_ranges(self, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig) -> list[slice]:
         weights = [_ROW_BYTES + _EDIT_BYTES * count for count in self._most_edits(token_ids, drafts)]

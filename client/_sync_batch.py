@@ -12,7 +12,7 @@ import grpc
 from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
-from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep, SparseStep
+from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep
 from logitd.client._beam_steps import BeamSearchStep
 from logitd.client._drafts import as_drafts
 from logitd.client._exceptions import LogitdError, NotFoundError, ProtocolError, from_grpc_error, step_timeout
@@ -257,8 +257,7 @@ class PenaltyBatch(_Batch, PenaltySession):
         drafts
             `Drafts`, or a list of ids for each sequence, a chain. The rows of the logits are their positions then.
         out
-            Where to write them, which may be `logits` itself; it is returned. It spares the first touch of new memory.
-            None: a new array. When the step fails, rows may be written.
+            Where to write them, perhaps `logits` itself; returned. When the step fails some may be. None: a new array.
         """
         source = self._dense_source(logits, self._client._config)
         return self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
@@ -267,9 +266,8 @@ class PenaltyBatch(_Batch, PenaltySession):
         self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
     ) -> types.SparsePatch:
         """What `apply` would change in `logits`, which stay as they are; the parameters are those of `apply`."""
-        source, made = InlineLogits(logits, self._client._config.chunk_bytes), as_drafts(drafts)
-        self._limit_patches(source, token_ids, made, self._client._config)
-        return self._run(SparseStep(source, token_ids, made))
+        source = InlineLogits(logits, self._client._config.chunk_bytes)
+        return self._run(self._sparse_step(source, token_ids, as_drafts(drafts), self._client._config))
 
     def apply_shared(
         self,
@@ -279,9 +277,7 @@ class PenaltyBatch(_Batch, PenaltySession):
         drafts: AnyDrafts | None = None,
         rows: slice | None = None,
     ) -> types.SparsePatch:
-        """What `apply` would change in shared logits, which stay as they are.
-
-        They must not change until it returns, and until a `retry()` of it has: after a lost reply it is repeated.
+        """What `apply` would change in shared logits, which must stay until it, or a `retry()` of it, returns.
 
         Parameters
         ----------
@@ -296,8 +292,7 @@ class PenaltyBatch(_Batch, PenaltySession):
         """
         made = as_drafts(drafts)
         source = self._rows_in(shared, rows, made)
-        self._limit_patches(source, token_ids, made, self._client._config)
-        return self._run(SparseStep(source, token_ids, made))
+        return self._run(self._sparse_step(source, token_ids, made, self._client._config))
 
     def apply_inplace(
         self,
@@ -310,10 +305,9 @@ class PenaltyBatch(_Batch, PenaltySession):
     ) -> None:
         """Changes shared logits where they lie, to what `apply` gives: the fastest way.
 
-        If its reply is lost, they may hold anything: the old values, the new ones, some of each. So they must be
-        filled again before the step is repeated. `refill` does that, wherever the client repeats it by itself; without
-        one it raises RefillNeededError, and `retry(refilled=True)` is yours, after you filled them. `apply_shared`
-        needs none of this.
+        If its reply is lost, they may hold anything, and must be filled again before the step is repeated. `refill`
+        does that, wherever the client repeats it by itself; without
+        one it raises RefillNeededError, and `retry(refilled=True)` is yours. `apply_shared` needs none of this.
 
         Parameters
         ----------
