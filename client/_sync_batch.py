@@ -306,8 +306,8 @@ class PenaltyBatch(_Batch, PenaltySession):
         """Changes shared logits where they lie, to what `apply` gives: the fastest way.
 
         If its reply is lost, they may hold anything, and must be filled again before the step is repeated. `refill`
-        does that, wherever the client repeats it by itself; without
-        one it raises RefillNeededError, and `retry(refilled=True)` is yours. `apply_shared` needs none of this.
+        does that, wherever the client repeats it by itself; without one it raises RefillNeededError, and
+        `retry(refilled=True)` is yours. `apply_shared` needs none of this.
 
         Parameters
         ----------
@@ -331,8 +331,7 @@ class PenaltyBatch(_Batch, PenaltySession):
         drafts
             As in `apply`; the edits are those of the positions.
         since
-            An earlier `revision`, usually that of an `EditTable`: only what changed from there on, if the server still
-            knows (`is_full` tells). None: everything.
+            An earlier `revision`, as of an `EditTable`: only what changed since, if the server still knows (`is_full`).
         """
         made = as_drafts(drafts)
         ranges = self._edit_ranges(token_ids, made, self._client._config)
