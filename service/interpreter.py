@@ -30,6 +30,6 @@ def tune_allocator() -> None:
 
 
 def freeze_objects() -> None:
-    """Spare the garbage collector what was loaded: half a million objects that live as long as the process."""
+    """Spare the garbage collector what was loaded, which lives as long as the process."""
     gc.collect()
     gc.freeze()

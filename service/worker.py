@@ -17,7 +17,7 @@ _T = TypeVar("_T")
 class Worker(ThreadPoolExecutor):
     """An executor of one thread, which also lets the event loop do a job at once when no other one runs.
 
-    Two changes of thread cost several times what a small step does.
+    Two changes of thread cost as much as a small step does.
     """
 
     def __init__(self, prepare_thread: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from helpers.faults import FaultyServer
     from helpers.wire import Conversation, OpenBatch
 
-STOPS = scaled(2, 15)
+STOPS = scaled(2, 10)
 _STREAMS = 4
 _AHEAD = 4
 _VOCAB = 5000
