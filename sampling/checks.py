@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitd.sampling.backends.base import SUPPORTED_DTYPES, has_overlap
+from logitd.sampling.backends.base import SUPPORTED_DTYPES, SUPPORTED_ITEMS, has_overlap
 from logitd.sampling.errors import ParameterError
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import ArrayLike, NDArray
+
+    from logitd.sampling.backends.base import Logits
 
 
 def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArray[np.int32]:
@@ -21,9 +22,8 @@ def check_token_ids(field: str, token_ids: ArrayLike, vocab_size: int) -> NDArra
         return np.empty(0, np.int32)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise ParameterError(field, "must be one dimension of integers", f"{ids.dtype} {ids.shape}")
-    is_outside = ids.astype(np.uint64) >= vocab_size  # a negative id is a very large one
-    if np.count_nonzero(is_outside):
-        index = int(np.flatnonzero(is_outside)[0])
+    if np.minimum.reduce(ids) < 0 or np.maximum.reduce(ids) >= vocab_size:
+        index = int(np.flatnonzero((ids < 0) | (ids >= vocab_size))[0])
         raise ParameterError(f"{field}[{index}]", f"must be in [0, {vocab_size})", int(ids[index]))
     return ids.astype(np.int32, copy=False)
 
@@ -53,15 +53,26 @@ def check_row_splits(row_splits: ArrayLike | None, num_tokens: int, num_rows: in
     return None if result.count(1) == num_rows else result
 
 
-def check_logits(logits: torch.Tensor, first_row: int, num_rows: int, vocab_size: int) -> None:
+def check_logits(logits: Logits, first_row: int, num_rows: int, vocab_size: int, *, is_written: bool = False) -> None:
     """Raise `ParameterError` unless `logits` can hold rows from `first_row` on, of `num_rows`."""
-    if logits.dtype not in SUPPORTED_DTYPES:
+    if isinstance(logits, np.ndarray):
+        _check_array(logits, is_written)
+    elif logits.dtype not in SUPPORTED_DTYPES:
         raise ParameterError("logits", "must be float32, float16 or bfloat16", logits.dtype)
-    if logits.dim() != 2 or logits.shape[1] < vocab_size:
+    if logits.ndim != 2 or logits.shape[1] < vocab_size:
         rule = f"must have shape [rows, columns >= {vocab_size}]"
         raise ParameterError("logits", rule, tuple(logits.shape))
     if not (first_row >= 0 and first_row + logits.shape[0] <= num_rows):
         got = f"rows {first_row} to {first_row + logits.shape[0] - 1}"
         raise ParameterError("logits", f"must hold rows of the batch's {num_rows}", got)
-    if not logits.is_contiguous() and has_overlap(logits):
+    if not isinstance(logits, np.ndarray) and not logits.is_contiguous() and has_overlap(logits):
         raise ParameterError("logits", "must not share memory between its items", logits.stride())
+
+
+def _check_array(logits: NDArray[Any], is_written: bool) -> None:
+    if logits.dtype not in SUPPORTED_ITEMS:
+        raise ParameterError("logits", "must be float32, float16 or uint16 in an array", logits.dtype)
+    if not logits.flags.c_contiguous:
+        raise ParameterError("logits", "must be contiguous in an array", f"strides {logits.strides}")
+    if is_written and not logits.flags.writeable:
+        raise ParameterError("logits", "must be writable", "an array that is not")

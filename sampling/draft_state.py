@@ -20,9 +20,9 @@ from logitd.sampling.penalties.min_new_tokens import find_banned
 from logitd.sampling.profiles import SGLANG, SGLANG_FUSED, Profile
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import NDArray
 
+    from logitd.sampling.backends.base import Logits
     from logitd.sampling.drafts import Drafts
     from logitd.sampling.edit_list import EditList
     from logitd.sampling.patches import Patch
@@ -67,12 +67,12 @@ class DraftState:
         """P, the rows of logits."""
         return self._drafts.total_positions
 
-    def apply_inplace(self, logits: torch.Tensor, *, first_row: int = 0) -> None:
+    def apply_inplace(self, logits: Logits, *, first_row: int = 0) -> None:
         """Penalise logits [n, W >= vocab_size] of positions from `first_row` on, as `PenaltyOrchestrator` does."""
-        check_logits(logits, first_row, self.num_rows, self._table.vocab_size)
+        check_logits(logits, first_row, self.num_rows, self._table.vocab_size, is_written=True)
         self._edits.apply_inplace(logits, first_row)
 
-    def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
+    def compute_patch(self, logits: Logits, *, first_row: int = 0) -> Patch:
         """What `apply_inplace` would change in `logits`, which stay as they are."""
         check_logits(logits, first_row, self.num_rows, self._table.vocab_size)
         part = self._gather(self._table.fold(), first_row, first_row + len(logits))

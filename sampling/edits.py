@@ -14,10 +14,9 @@ from logitd.sampling.penalties import PENALTIES
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
 
-    from logitd.sampling.backends.base import LogitsBackend, Values
+    from logitd.sampling.backends.base import Logits, LogitsBackend, Values
     from logitd.sampling.entries import Entries, Layer
     from logitd.sampling.penalties.base import Penalty
     from logitd.sampling.profiles import PenaltyName, Profile
@@ -66,7 +65,7 @@ class Edits:
     layers: Sequence[Layer]
     banned: NDArray[np.int64]
 
-    def apply_inplace(self, logits: torch.Tensor, first_row: int = 0) -> None:
+    def apply_inplace(self, logits: Logits, first_row: int = 0) -> None:
         """Edit `logits` [n, W >= vocab_size], rows from `first_row` on; any strides, any supported dtype and device."""
         backend, end_row = open_logits(logits), first_row + len(logits)
         *upper, lowest = self.layers

@@ -44,8 +44,9 @@ class Entries(NamedTuple):
     first_logits_row: int = 0
 
     def spread(self, column: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A column over the batch's rows [R] as one over these entries [n]; a copy."""
-        return column[self.row_range].repeat(self.row_lengths)
+        """A column over the batch's rows [R] as one over these entries: [n], or [1] where all are of one row."""
+        rows = column[self.row_range]
+        return rows if len(rows) == 1 else rows.repeat(self.row_lengths)
 
     def find_places(self, backend: LogitsBackend) -> NDArray[np.int64]:
         """The distance in memory of each entry's logit, [n], or [repeats, n] where there are several."""
@@ -83,7 +84,13 @@ class Layer(NamedTuple):
         """
         if len(self.table.keys) == 0:
             return
-        splits, lengths = self.table.row_splits.tolist(), self.table.row_lengths
+        row_splits, lengths = self.table.row_splits, self.table.row_lengths
+        if self.repeats is None and row_splits[end] - row_splits[first] <= size:
+            rows, span = slice(first, end), slice(row_splits[first], row_splits[end])
+            if span.start < span.stop:
+                yield Entries(self.rows, self.table, rows, span, lengths[rows])
+            return
+        splits = row_splits.tolist()
         for row, end_row, repeats, logits_row in self._find_runs(first, end):
             while row < end_row:
                 start = splits[row]

@@ -30,9 +30,9 @@ from logitd.sampling.token_table import TokenTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import torch
     from numpy.typing import ArrayLike, NDArray
 
+    from logitd.sampling.backends.base import Logits
     from logitd.sampling.drafts import Drafts
     from logitd.sampling.edit_list import EditList
     from logitd.sampling.patches import Patch
@@ -216,7 +216,7 @@ class PenaltyOrchestrator:
             np.concatenate((self._output_lengths, other._output_lengths)),
         )
 
-    def apply_inplace(self, logits: torch.Tensor, *, first_row: int = 0) -> None:
+    def apply_inplace(self, logits: Logits, *, first_row: int = 0) -> None:
         """Penalise rows of logits in their own memory.
 
         Parameters
@@ -224,11 +224,12 @@ class PenaltyOrchestrator:
         logits : tensor [n, W], W >= vocab_size; fp32, fp16 or bf16; any device, any strides
             Rows first_row to first_row + n - 1 of the batch. Columns from vocab_size on are padding and stay as they
             are, as do all columns that no penalty touches. Work is fp32, rounded once to the dtype; -inf stays -inf.
+            A contiguous numpy array will do as well, in which bf16 is the uint16 of its bits.
         """
-        check_logits(logits, first_row, self.num_rows, self.vocab_size)
+        check_logits(logits, first_row, self.num_rows, self.vocab_size, is_written=True)
         self._edits.apply_inplace(logits, first_row)
 
-    def compute_patch(self, logits: torch.Tensor, *, first_row: int = 0) -> Patch:
+    def compute_patch(self, logits: Logits, *, first_row: int = 0) -> Patch:
         """What `apply_inplace` would change in `logits`, which stay as they are."""
         check_logits(logits, first_row, self.num_rows, self.vocab_size)
         return self.patch_maker.compute_patch(logits, first_row)

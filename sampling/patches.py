@@ -7,7 +7,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from logitd.sampling.backends import open_logits
 from logitd.sampling.edits import BANNED
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from logitd.sampling.backends.base import Items, Logits
     from logitd.sampling.edits import Arithmetic
     from logitd.sampling.profiles import PenaltyName
     from logitd.sampling.rows import RowParameters
@@ -34,13 +34,13 @@ class Patch:
         Entries [row_splits[i], row_splits[i + 1]) are row i's.
     token_ids : int32 [N]
         Ascending within a row.
-    values : tensor [N]
-        In the dtype and on the device of the logits.
+    values : tensor or array [N]
+        As the logits are: of their dtype, and on their device.
     """
 
     row_splits: NDArray[np.int64]
     token_ids: NDArray[np.int32]
-    values: torch.Tensor
+    values: Items
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PatchMaker:
         everything = Entries(self.rows, self.table, slice(None), slice(None), self.table.row_lengths)
         return {name: penalty.part(everything) for name, penalty in self.arithmetic.required.items()}
 
-    def compute_patch(self, logits: torch.Tensor, first_row: int = 0) -> Patch:
+    def compute_patch(self, logits: Logits, first_row: int = 0) -> Patch:
         """The new values for `logits` [n, W >= vocab_size], rows from `first_row` on; any strides, dtype and device."""
         backend, end_row = open_logits(logits), first_row + len(logits)
         table, bans = self._table_with_bans
@@ -80,11 +80,11 @@ class PatchMaker:
             for entries in Layer(self.rows, table).split_entries(first_row, end_row, backend.block_size):
                 values = backend.read(entries.find_places(backend))
                 pieces.append(backend.round(self.arithmetic.penalise_(backend, values, entries)))
-        values = pieces[0] if len(pieces) == 1 else torch.cat([logits.new_empty(0), *pieces])
+        values = pieces[0] if len(pieces) == 1 else backend.join(pieces)
         splits = table.row_splits[first_row : end_row + 1]
         if len(bans):
             start, stop = bans.searchsorted(splits[[0, -1]])
-            values[torch.from_numpy(bans[start:stop] - splits[0])] = BANNED
+            open_logits(values.reshape(1, -1)).fill_(bans[start:stop] - splits[0], BANNED)
         return Patch(splits - splits[0], table.token_ids(first_row, end_row), values)
 
     @cached_property

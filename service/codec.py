@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from google.protobuf.message import DecodeError, Message
 
 from logitd.service.errors import InvalidField, MalformedMessage
-from logitd.service.frames import Payload, append_payload, split_payload, view_tensor
+from logitd.service.frames import Payload, append_payload, split_payload, view_array, view_unseen_array
 from logitd.v1 import types_pb2
 
 if TYPE_CHECKING:
@@ -23,10 +22,11 @@ if TYPE_CHECKING:
 
 _M = TypeVar("_M", bound=Message)
 
-TORCH_DTYPES = {
-    types_pb2.DATA_TYPE_FP32: torch.float32,
-    types_pb2.DATA_TYPE_FP16: torch.float16,
-    types_pb2.DATA_TYPE_BF16: torch.bfloat16,
+# Of logits as arrays have them, bfloat16 as the uint16 of its bits.
+ITEM_TYPES = {
+    types_pb2.DATA_TYPE_FP32: np.dtype(np.float32),
+    types_pb2.DATA_TYPE_FP16: np.dtype(np.float16),
+    types_pb2.DATA_TYPE_BF16: np.dtype(np.uint16),
 }
 _MAX_DIMENSION = 2**31 - 1
 _MOST_DIMENSIONS_QUOTED = 8
@@ -74,8 +74,7 @@ def parse_step(message_type: type[_M], data: bytes, logits_field: int) -> tuple[
     return parse(message_type, rest), payload
 
 
-@dataclass(frozen=True, slots=True)
-class WireLogits:
+class WireLogits(NamedTuple):
     """Checked logits [rows, columns] of a message."""
 
     data_type: types_pb2.DataType
@@ -87,16 +86,24 @@ class WireLogits:
         """Whether they lie in shared memory."""
         return not isinstance(self.payload.owner, bytes)
 
-    def view(self) -> torch.Tensor:
-        """The logits, [rows, columns]; only those in shared memory may be changed."""
-        return view_tensor(self.payload, TORCH_DTYPES[self.data_type], self.shape)
+    def view(self) -> NDArray[Any]:
+        """The logits, [rows, columns]; only those in shared memory may be changed. bfloat16 as uint16."""
+        return view_array(self.payload, ITEM_TYPES[self.data_type], self.shape)
 
-    def copy_into(self, head: bytes, path: tuple[int, ...]) -> tuple[bytes, torch.Tensor]:
+    def view_tensor(self) -> torch.Tensor:
+        """The logits, [rows, columns], not to be changed; a copy where they are not aligned."""
+        # torch takes no array that may not be written.
+        view = view_array if self.is_shared else view_unseen_array
+        array = view(self.payload, ITEM_TYPES[self.data_type], self.shape)
+        tensor = torch.from_numpy(array if array.flags.aligned else array.copy())
+        return tensor.view(torch.bfloat16) if self.data_type == types_pb2.DATA_TYPE_BF16 else tensor
+
+    def copy_into(self, head: bytes, path: tuple[int, ...]) -> tuple[bytes, NDArray[Any]]:
         """A serialised reply, `head` and a Tensor at `path` with a copy of the logits; and the copy, to be changed."""
         tensor_head = types_pb2.Tensor(data_type=self.data_type, shape=self.shape).SerializeToString()
         full_path = (*path, types_pb2.Tensor.DATA_FIELD_NUMBER)
         message, payload = append_payload(head, full_path, tensor_head, self.payload)
-        return message, view_tensor(payload, TORCH_DTYPES[self.data_type], self.shape)
+        return message, view_unseen_array(payload, ITEM_TYPES[self.data_type], self.shape)
 
 
 def read_logits(
@@ -113,10 +120,11 @@ def read_logits(
     Raises `InvalidField` for a wrong type, shape or byte count, `RegionNotFound` for a region that is not there;
     nothing is allocated before all of it is checked.
     """
-    if tensor.data_type not in TORCH_DTYPES:
-        raise InvalidField(f"{path}.data_type", "must be FP32, FP16 or BF16", tensor.data_type)
-    item_size = TORCH_DTYPES[tensor.data_type].itemsize
-    rows, columns = _check_shape(f"{path}.shape", tensor.shape, vocab_size, max_columns)
+    data_type = tensor.data_type
+    if data_type not in ITEM_TYPES:
+        raise InvalidField(f"{path}.data_type", "must be FP32, FP16 or BF16", data_type)
+    item_size = ITEM_TYPES[data_type].itemsize
+    rows, columns = _check_shape(path, tensor.shape, vocab_size, max_columns)
     num_bytes = rows * columns * item_size
     if tensor.HasField("shared_memory"):
         place = tensor.shared_memory
@@ -130,12 +138,7 @@ def read_logits(
     if len(payload) != num_bytes:
         rule = f"must have {num_bytes} bytes, {rows} x {columns} x {item_size}"
         raise InvalidField(f"{path}.data", rule, f"{len(payload)} bytes")
-    return WireLogits(tensor.data_type, (rows, columns), payload)
-
-
-def view_items(tensor: torch.Tensor) -> NDArray[Any]:
-    """The items of a contiguous CPU tensor, sharing its memory, to be written; those of bfloat16 as int16."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return WireLogits(data_type, (rows, columns), payload)
 
 
 def _read_array(path: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ignore[type-arg]
@@ -147,11 +150,11 @@ def _read_array(path: str, data: bytes, dtype: np.dtype) -> NDArray:  # type: ig
 def _check_shape(path: str, shape: Sequence[int], vocab_size: int, max_columns: int) -> tuple[int, int]:
     if len(shape) != 2:
         got = list(shape) if len(shape) <= _MOST_DIMENSIONS_QUOTED else f"{len(shape)} dimensions"
-        raise InvalidField(path, "must be [rows, columns]", got)
+        raise InvalidField(f"{path}.shape", "must be [rows, columns]", got)
     rows, columns = shape
     if not 1 <= rows <= _MAX_DIMENSION:
-        raise InvalidField(f"{path}[0]", f"must be in [1, {_MAX_DIMENSION}]", rows)
+        raise InvalidField(f"{path}.shape[0]", f"must be in [1, {_MAX_DIMENSION}]", rows)
     most = max(max_columns, vocab_size)
     if not vocab_size <= columns <= most:
-        raise InvalidField(f"{path}[1]", f"must be in [{vocab_size}, {most}], vocab_size or wider", columns)
+        raise InvalidField(f"{path}.shape[1]", f"must be in [{vocab_size}, {most}], vocab_size or wider", columns)
     return rows, columns

@@ -8,16 +8,15 @@ the way out it is copied once, into the reply, and worked on there.
 from __future__ import annotations
 
 import ctypes
-import mmap
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 
 from logitd.v1 import types_pb2
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Iterable
 
     from numpy.typing import NDArray
@@ -44,8 +43,6 @@ class Payload(NamedTuple):
 
 
 class _Field(NamedTuple):
-    number: int
-    wire_type: int
     start: int
     value_start: int
     end: int
@@ -102,22 +99,17 @@ def append_arrays(head: bytes, number: int, arrays: Iterable[tuple[int, NDArray[
     return b"".join((head, _key(number), _varint(size), *pieces, tail))
 
 
-def view_tensor(payload: Payload, dtype: torch.dtype, shape: tuple[int, int]) -> torch.Tensor:
-    """The payload as a tensor that shares its memory and keeps it alive; a copy where it is not aligned.
+def view_array(payload: Payload, dtype: np.dtype[Any], shape: tuple[int, int]) -> NDArray[Any]:
+    """The payload as an array that shares its memory and keeps it alive; to be written only in shared memory."""
+    return np.frombuffer(payload.owner, dtype, len(payload) // dtype.itemsize, payload.start).reshape(shape)
 
-    Where the memory is that of a bytes object, write only into one that nobody else has seen yet.
-    """
-    if payload.start % dtype.itemsize:
-        return torch.frombuffer(bytearray(memoryview(payload.owner)[payload.start : payload.end]), dtype=dtype).view(
-            shape
-        )
-    if isinstance(payload.owner, mmap.mmap):
-        count = len(payload) // dtype.itemsize
-        return torch.frombuffer(payload.owner, dtype=dtype, count=count, offset=payload.start).view(shape)
+
+def view_unseen_array(payload: Payload, dtype: np.dtype[Any], shape: tuple[int, int]) -> NDArray[Any]:
+    """As `view_array`, but of a bytes object that nobody else has seen yet, so that it may be written."""
     address = np.frombuffer(payload.owner, np.uint8).ctypes.data + payload.start
     memory = (ctypes.c_char * len(payload)).from_address(address)
-    memory.owner = payload.owner  # type: ignore[attr-defined]  # torch keeps `memory`, which keeps the bytes
-    return torch.frombuffer(memory, dtype=dtype).view(shape)
+    memory.owner = payload.owner  # type: ignore[attr-defined]  # the array keeps `memory`, which keeps the bytes
+    return np.frombuffer(memory, dtype).reshape(shape)
 
 
 def _nest(path: tuple[int, ...], tensor_head: bytes, num_bytes: int, padding: bytes) -> bytes:
@@ -130,32 +122,34 @@ def _nest(path: tuple[int, ...], tensor_head: bytes, num_bytes: int, padding: by
 
 def _find_only(data: bytes, start: int, end: int, number: int) -> _Field | None:
     # None unless exactly one field has the number: of several the last counts, or they are merged.
-    found: list[_Field] = []
+    wanted, found = number << 3 | _LENGTH_DELIMITED, None
     for _ in range(_MAX_FIELDS):
         if start >= end:
-            return found[0] if len(found) == 1 and found[0].wire_type == _LENGTH_DELIMITED else None
-        field = _read_field(data, start, end)
-        if field.number == number:
-            found.append(field)
-        start = field.end
+            return found
+        # Most numbers have one byte, and a call takes longer than to read it.
+        tag, value_start = (data[start], start + 1) if data[start] < 0x80 else _read_varint(data, start, end)
+        if tag & 7 == _LENGTH_DELIMITED:
+            length, value_start = _read_varint(data, value_start, end)
+            value_end = value_start + length
+        else:
+            value_end = _skip_number(data, tag & 7, value_start, end)
+        if value_end > end:
+            raise _MalformedField
+        if tag >> 3 == number:
+            if found is not None or tag != wanted:
+                return None
+            found = _Field(start, value_start, value_end)
+        start = value_end
     raise _MalformedField
 
 
-def _read_field(data: bytes, start: int, end: int) -> _Field:
-    tag, value_start = _read_varint(data, start, end)
-    wire_type = tag & 7
-    if wire_type == _LENGTH_DELIMITED:
-        length, value_start = _read_varint(data, value_start, end)
-        value_end = value_start + length
-    elif wire_type == _VARINT:
-        value_end = _read_varint(data, value_start, end)[1]
-    elif wire_type in _FIXED_WIDTHS:
-        value_end = value_start + _FIXED_WIDTHS[wire_type]
-    else:
-        raise _MalformedField
-    if value_end > end:
-        raise _MalformedField
-    return _Field(tag >> 3, wire_type, start, value_start, value_end)
+def _skip_number(data: bytes, wire_type: int, start: int, end: int) -> int:
+    # Where a value ends that does not give its own length.
+    if wire_type == _VARINT:
+        return _read_varint(data, start, end)[1]
+    if wire_type in _FIXED_WIDTHS:
+        return start + _FIXED_WIDTHS[wire_type]
+    raise _MalformedField
 
 
 def _read_varint(data: bytes, start: int, end: int) -> tuple[int, int]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import grpc
 
 from logitd.service.calls import SERVICE_NAME, observed
-from logitd.service.errors import Draining, InternalFault, RepliesNotRead, ServiceError
+from logitd.service.errors import Draining, InternalFault, ServiceError
 from logitd.service.inbox import Inbox
 from logitd.service.operations.table import STREAMS, UNARY
 from logitd.service.operations.unfinished import Unfinished
+from logitd.service.reply_watch import ReplyWatch
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from logitd.service.calls import Call, CallObserver
     from logitd.service.operations.context import OperationContext
@@ -65,61 +66,56 @@ class Handlers:
         async def handle(data: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             with observed(name, context, self._observers, is_stream=False) as call:
                 call.count_received(data)
-                reply = await self._run(call, operation, self._context, data)
-                while isinstance(reply, Unfinished):
-                    reply = await self._run(call, reply.go_on)
+                reply = await self._answer(call, self._do_all(call, operation, data))
                 call.count_sent(reply)
                 return reply
 
         return handle
 
+    async def _do_all(
+        self, call: Call, operation: Callable[[OperationContext, bytes], bytes | Unfinished], data: bytes
+    ) -> bytes:
+        reply = await self._worker.run(call.work, operation, self._context, data)
+        while isinstance(reply, Unfinished):
+            reply = await self._worker.run(call.work, reply.go_on)
+        return reply
+
     def _stream(self, name: str, open_stream: Callable[[OperationContext], StepStream]) -> Any:
-        async def handle(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
-            inbox = Inbox(self._context.config.max_queued_bytes)
+        async def handle(_: object, context: grpc.aio.ServicerContext[bytes, bytes]) -> None:
+            inbox = Inbox(context.read, self._context.config.max_queued_bytes)
+            watch = ReplyWatch(self._context.config.reply_timeout_seconds, inbox.read_ahead)
             if self._is_ending:
                 inbox.end(Draining())
             self._inboxes.add(inbox)
-            reader = asyncio.create_task(inbox.fill(messages))
             try:
                 with observed(name, context, self._observers, is_stream=True) as call:
-                    await self._serve_stream(call, open_stream(self._context), inbox)
+                    await self._answer(call, self._serve_stream(call, open_stream(self._context), inbox, watch))
             finally:
                 self._inboxes.discard(inbox)
-                reader.cancel()
+                inbox.close()
+                watch.close()
 
         return handle
 
-    async def _serve_stream(self, call: Call, stream: StepStream, inbox: Inbox) -> None:
-        while (data := await self._receive(call, inbox)) is not None:
+    async def _serve_stream(self, call: Call, stream: StepStream, inbox: Inbox, watch: ReplyWatch) -> None:
+        while (data := await inbox.get()) is not None:
             call.count_received(data)
             is_quick = len(data) <= _SMALL_BYTES and call.work_seconds <= _QUICK_SECONDS
-            await self._send(call, await self._run(call, stream.step, data, is_quick=is_quick))
+            inbox.read_ahead(not is_quick)
+            reply = await self._worker.run(call.work, stream.step, data, is_quick=is_quick)
+            await watch.write(call.write(reply))
         # A caller that is gone looks like one that half-closed until gRPC cancels this task, in the next turn.
         await asyncio.sleep(0)
 
-    async def _receive(self, call: Call, inbox: Inbox) -> bytes | None:
+    async def _answer(self, call: Call, answer: Awaitable[_T]) -> _T:
+        # The boundary: what a call raises becomes its status.
         try:
-            return await inbox.get()
+            return await answer
         except ServiceError as error:
             status = call.conclude(error)
-        return await call.abort(status)
-
-    async def _send(self, call: Call, reply: bytes) -> None:
-        limit = self._context.config.reply_timeout_seconds
-        try:
-            async with asyncio.timeout(limit):
-                await call.write(reply)
-            return
-        except TimeoutError:
-            status = call.conclude(RepliesNotRead(limit))
-        await call.abort(status)
-
-    async def _run(self, call: Call, job: Callable[..., _T], *arguments: object, is_quick: bool = False) -> _T:
-        try:
-            return await self._worker.run(call.work, job, *arguments, is_quick=is_quick)
-        except ServiceError as error:
-            status = call.conclude(error)
-        except Exception:  # the boundary: whatever else escapes is a fault of ours, told as such
+        except (grpc.aio.AbortError, grpc.aio.UsageError):
+            raise
+        except Exception:  # whatever else escapes is a fault of ours, told as such
             _LOG.exception("%s failed", call.record.method)
             status = call.conclude(InternalFault())
         return await call.abort(status)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logitd.service.errors import InvalidField
 
@@ -24,8 +23,7 @@ class Standing(enum.Enum):
     RETRY = "the same message was committed last"
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """A checked StepTarget."""
 
     batch_id: str
@@ -34,8 +32,7 @@ class Target:
     request_id: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Mutation:
+class Mutation(NamedTuple):
     """The last committed mutation: enough to know its retry, and to answer it where a reply is stored."""
 
     method: str

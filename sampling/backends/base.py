@@ -1,4 +1,4 @@
-"""The interface of a backend: single items of a [R, W] logits tensor, read as fp32 and written back rounded once."""
+"""The interface of a backend: single items of [R, W] logits, read as fp32 and written back rounded once."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 # A numpy array or a torch tensor of fp32: both take the same operators, so a formula is written once.
 Values: TypeAlias = Any
+# A tensor, or a contiguous array, in which bfloat16 is the uint16 of its bits.
+Logits: TypeAlias = "torch.Tensor | NDArray[Any]"
+# Some of their items: a tensor of their dtype on their device, or an array of it, as they are.
+Items: TypeAlias = Any
 
 SUPPORTED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SUPPORTED_ITEMS = tuple(map(np.dtype, (np.float32, np.float16, np.uint16)))
 
 
 class LogitsBackend(ABC):
-    """Items of one logits tensor, addressed by their distance from its first item in memory.
+    """Items of some [R, W] logits, addressed by their distance from its first item in memory.
 
     Attributes
     ----------
@@ -39,7 +46,7 @@ class LogitsBackend(ABC):
 
     @abstractmethod
     def write_(self, places: NDArray[np.int64], values: Values) -> None:
-        """Put fp32 `values` at `places`, rounded once to the tensor's dtype."""
+        """Put fp32 `values` at `places`, rounded once to the dtype of the logits."""
 
     @abstractmethod
     def fill_(self, places: NDArray[np.int64], value: float) -> None:
@@ -58,8 +65,12 @@ class LogitsBackend(ABC):
         """Elementwise the smaller one, NaN where either is; in the memory of `left`."""
 
     @abstractmethod
-    def round(self, values: Values) -> torch.Tensor:
-        """Fp32 values as a tensor of the logits' dtype on their device, rounded once."""
+    def round(self, values: Values) -> Items:
+        """Fp32 values in the dtype of the logits, rounded once."""
+
+    @abstractmethod
+    def join(self, pieces: Sequence[Items]) -> Items:
+        """What `round` gave, [n] each and perhaps none, as one."""
 
 
 def has_overlap(logits: torch.Tensor) -> bool:

@@ -9,8 +9,12 @@ import torch
 from logitd.sampling.backends.base import LogitsBackend, Values, flatten
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
+
+    from logitd.sampling.backends.base import Items
 
 # Everything at once: a launch costs more than the work.
 _BLOCK_SIZE = 2**62
@@ -44,9 +48,12 @@ class DeviceLogits(LogitsBackend):
     def minimum_(self, left: Values, right: Values) -> Values:
         return torch.minimum(left, right, out=left)
 
-    def round(self, values: Values) -> torch.Tensor:
+    def round(self, values: Values) -> Items:
         tensor: torch.Tensor = values.to(self._flat.dtype)
         return tensor
+
+    def join(self, pieces: Sequence[Items]) -> Items:
+        return torch.cat([self._flat.new_empty(0), *pieces])
 
     def _index(self, places: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(places).to(self._flat.device)

@@ -32,7 +32,10 @@ class Penalty(ABC):
 
     @abstractmethod
     def part(self, entries: Entries) -> NDArray[np.float32]:
-        """Its part of the edit of each entry, float32 [n]; neutral where it does not act. Not to be changed."""
+        """Its part of each entry's edit, float32 [n], or [1] where it is the same; neutral where it does not act.
+
+        Not to be changed.
+        """
 
     @abstractmethod
     def apply_(self, backend: LogitsBackend, values: Values, entries: Entries, profile: Profile) -> Values:

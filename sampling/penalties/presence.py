@@ -24,5 +24,5 @@ class Presence(AdditivePenalty):
         presence = entries.spread(entries.rows.presence)
         if entries.table.in_prompt is not None:
             # A product, as in the engines: a negative penalty leaves -0, which turns a logit of -0 into 0.
-            presence *= entries.table.counts[entries.span] > 0
+            presence = presence * (entries.table.counts[entries.span] > 0)
         return presence

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from logitd.sampling import DraftState
-from logitd.service.codec import as_int32, view_items
+from logitd.service.codec import as_int32
 from logitd.service.errors import InvalidField, ReplyTooLarge
 from logitd.service.frames import append_arrays
 from logitd.service.rows import check_rows
@@ -79,7 +79,7 @@ def reply_sparse(job: ApplyJob) -> bytes:
     arrays = (
         (_SPARSE.ROW_SPLITS_FIELD_NUMBER, as_int32(patch.row_splits)),
         (_SPARSE.TOKEN_IDS_FIELD_NUMBER, patch.token_ids),
-        (_SPARSE.VALUES_FIELD_NUMBER, view_items(patch.values)),
+        (_SPARSE.VALUES_FIELD_NUMBER, patch.values),
     )
     tail = _SPARSE(data_type=logits.data_type).SerializeToString()
     head = job.start_response().SerializeToString()

@@ -72,7 +72,7 @@ class BeamStepStream:
         logits = self._context.read_logits(batch, request.logits, payload)
         # The caller may change or truncate its memory once the chunk is acknowledged.
         is_kept = logits.is_shared and request.has_more_chunks
-        chunk = _Chunk(request.first_row, logits.view().clone() if is_kept else logits.view())
+        chunk = _Chunk(request.first_row, logits.view_tensor().clone() if is_kept else logits.view_tensor())
         for other in chunks:
             _check_fits("logits", chunk, other)
         return [*chunks, chunk]

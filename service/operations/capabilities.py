@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from logitd.service.codec import TORCH_DTYPES, parse
+from logitd.service.codec import ITEM_TYPES, parse
 from logitd.service.names import PROFILE_NAMES, RULES_BY_NUMBER
 from logitd.service.operations.apply_forms import REPLIES
 from logitd.v1 import service_pb2
@@ -23,7 +23,7 @@ def get_capabilities(context: OperationContext, data: bytes) -> bytes:
     response = service_pb2.GetCapabilitiesResponse(
         version=version("logitd"),
         instance_id=context.registry.instance_id,
-        data_types=sorted(TORCH_DTYPES),
+        data_types=sorted(ITEM_TYPES),
         devices=["cpu"],
         profiles=sorted(PROFILE_NAMES),
         beam_rules=sorted(RULES_BY_NUMBER),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from helpers.penalty_states import assert_same_patch
 from helpers.penalty_strategies import DTYPES, Batch, batches
 from helpers.tensors import LAYOUTS, assert_same_bits, assert_same_numbers, place
-from logitd.sampling import edits
+from logitd.sampling import PenaltyOrchestrator, PenaltyParameters, RowStart, edits
 from logitd.sampling.backends import open_logits
 from logitd.sampling.backends.base import has_overlap
 from logitd.sampling.backends.device import DeviceLogits
@@ -36,6 +36,11 @@ def all_patterns(dtype: torch.dtype) -> torch.Tensor:
     return torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(dtype).unsqueeze(0)
 
 
+def as_array(tensor: torch.Tensor) -> np.ndarray:
+    """The items of a contiguous tensor, sharing its memory; those of bfloat16 as uint16."""
+    return (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+
+
 def test_cpu_tensors_are_worked_on_with_numpy() -> None:
     assert isinstance(open_logits(torch.zeros(1, 1)), HostLogits)
 
@@ -55,6 +60,34 @@ def test_torch_and_numpy_give_the_same_bits(layout: str, batch: Batch) -> None:
     assert_same_numbers(actual.values, expected.values)
     assert actual.token_ids.tolist() == expected.token_ids.tolist()
     assert actual.row_splits.tolist() == expected.row_splits.tolist()
+
+
+@given(batch=batches())
+@settings(max_examples=60)
+def test_an_array_gets_what_a_tensor_gets(batch: Batch) -> None:
+    state, array = batch.open(), as_array(batch.logits).copy()
+    array.flags.writeable = False
+    patch, expected = state.compute_patch(array), state.compute_patch(batch.logits)
+    assert isinstance(patch.values, np.ndarray)
+    assert patch.values.tobytes() == as_array(expected.values).tobytes()
+    assert patch.token_ids.tolist() == expected.token_ids.tolist()
+    array = array.copy()
+    state.apply_inplace(array)
+    state.apply_inplace(batch.logits)
+    assert array.tobytes() == as_array(batch.logits).tobytes()
+
+
+@every_dtype
+def test_an_array_need_not_be_aligned(dtype: torch.dtype) -> None:
+    state = PenaltyOrchestrator.create("SGLANG", 5, [RowStart(PenaltyParameters(2.0), output_token_ids=[1, 4])] * 2)
+    tensor = torch.arange(-4, 6, dtype=torch.float32).reshape(2, 5).to(dtype)
+    memory = bytearray(b"?" + as_array(tensor).tobytes())
+    array = np.frombuffer(memory, as_array(tensor).dtype, offset=1).reshape(2, 5)
+    assert not array.flags.aligned
+    assert state.compute_patch(array).values.tobytes() == as_array(state.compute_patch(tensor).values).tobytes()
+    state.apply_inplace(array)
+    state.apply_inplace(tensor)
+    assert array.tobytes() == as_array(tensor).tobytes()
 
 
 @every_backend

@@ -13,7 +13,7 @@ import torch
 from helpers.penalty_states import assert_same_state
 from helpers.penalty_strategies import PROFILES
 from helpers.tensors import assert_same_bits
-from logitd.sampling import ParameterError, PenaltyOrchestrator, PenaltyParameters, RowStart
+from logitd.sampling import Drafts, ParameterError, PenaltyOrchestrator, PenaltyParameters, RowStart
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -230,6 +230,41 @@ def test_bad_logits_are_refused(verb: Callable[..., object], logits: torch.Tenso
         verb(state, logits, first_row=first_row)
     assert torch.equal(logits, before)
     assert_same_state(state, open_two_rows())
+
+
+def read_only() -> np.ndarray:
+    array = np.zeros((2, VOCAB_SIZE), np.float32)
+    array.flags.writeable = False
+    return array
+
+
+BAD_ARRAYS: list[tuple[np.ndarray, str]] = [
+    (np.zeros((2, VOCAB_SIZE)), "must be float32, float16 or uint16 in an array"),
+    (
+        np.zeros((2, VOCAB_SIZE), ">f4"),
+        "must be float32, float16 or uint16 in an array",
+    ),
+    (np.zeros((VOCAB_SIZE, 2), np.float32).T, "must be contiguous in an array"),
+    (np.zeros((2, 2 * VOCAB_SIZE), np.float32)[:, ::2], "must be contiguous in an array"),
+    (np.zeros(VOCAB_SIZE, np.float32), f"must have shape [rows, columns >= {VOCAB_SIZE}]"),
+    (np.zeros((2, VOCAB_SIZE - 1), np.float16), f"must have shape [rows, columns >= {VOCAB_SIZE}]"),
+    (np.zeros((3, VOCAB_SIZE), np.uint16), "must hold rows of the batch's 2"),
+    (read_only(), "must be writable"),
+]
+
+
+@pytest.mark.parametrize(("logits", "rule"), BAD_ARRAYS)
+def test_bad_arrays_are_refused(logits: np.ndarray, rule: str) -> None:
+    state = open_two_rows()
+    with refuses("logits", rule):
+        state.apply_inplace(logits)
+    with refuses("logits", rule):
+        state.with_drafts(Drafts.create([], [0, 0, 0], num_rows=2, vocab_size=VOCAB_SIZE)).apply_inplace(logits)
+    assert not logits.any()
+
+
+def test_an_array_that_is_only_read_need_not_be_writable() -> None:
+    assert len(open_two_rows().compute_patch(read_only()).values) > 0
 
 
 @pytest.mark.parametrize("shape", [(0, VOCAB_SIZE), (1, VOCAB_SIZE), (1, VOCAB_SIZE + 2)])

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
-import torch
 from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from logitd.service import frames
-from logitd.service.frames import Payload, append_payload, split_payload, view_tensor
+from logitd.service.frames import Payload, append_payload, split_payload, view_array, view_unseen_array
 from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+    ViewPayload = Callable[[Payload, np.dtype, tuple[int, int]], np.ndarray]
 
 LOGITS, DATA = service_pb2.ApplyRequest.LOGITS_FIELD_NUMBER, types_pb2.Tensor.DATA_FIELD_NUMBER
 thorough = settings(
@@ -154,12 +156,19 @@ def test_appended_payload_is_the_field_and_lies_aligned(uid: bytes, data: bytes,
 
 
 @pytest.mark.parametrize("offset", range(9))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_view_of_a_payload_has_its_items_wherever_it_lies(dtype: torch.dtype, offset: int) -> None:
-    values = torch.arange(6, dtype=torch.float32).to(dtype).view(2, 3)
-    items = values.view(torch.uint8).numpy().tobytes()
-    owner = b"x" * offset + items + b"y"
-    view = view_tensor(Payload(owner, offset, offset + len(items)), dtype, (2, 3))
-    assert torch.equal(view, values)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "uint16"])
+@pytest.mark.parametrize("view_payload", [view_array, view_unseen_array])
+def test_view_of_a_payload_has_its_items_wherever_it_lies(view_payload: ViewPayload, dtype: str, offset: int) -> None:
+    values = np.arange(6).astype(dtype).reshape(2, 3)
+    owner = b"x" * offset + values.tobytes() + b"y"
+    view = view_payload(Payload(owner, offset, offset + values.nbytes), values.dtype, (2, 3))
+    assert (view.dtype, view.tolist()) == (values.dtype, values.tolist())
     del owner
-    assert torch.equal(view, values)
+    assert view.tolist() == values.tolist()
+    assert view.flags.writeable == (view_payload is view_unseen_array)
+
+
+def test_only_the_payload_is_written_through_its_view() -> None:
+    owner = bytes(bytearray(b"abcdefgh"))
+    view_unseen_array(Payload(owner, 2, 6), np.dtype(np.uint16), (1, 2))[...] = 0
+    assert owner == b"ab\0\0\0\0gh"
