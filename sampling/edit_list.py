@@ -76,7 +76,7 @@ def list_edits(
             wanted, places = wanted.open_entries(banned)
     else:
         wanted = table.select(only)
-        places = np.flatnonzero(np.isin(only, banned, assume_unique=True))
+        places = np.flatnonzero(np.isin(only, banned, assume_unique=True)) if len(banned) else banned
     flags = _flags(wanted)
     flags[places] |= IS_BANNED
     return EditList(

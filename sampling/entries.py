@@ -44,9 +44,10 @@ class Entries(NamedTuple):
     first_logits_row: int = 0
 
     def spread(self, column: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A column over the batch's rows [R] as one over these entries: [n], or [1] where all are of one row."""
+        """A column over the batch's rows [R] as one over these entries: [n], or [1] where all have the same."""
         rows = column[self.row_range]
-        return rows if len(rows) == 1 else rows.repeat(self.row_lengths)
+        is_same = len(rows) == 1 or np.count_nonzero(rows != rows[0]) == 0
+        return rows[:1] if is_same else rows.repeat(self.row_lengths)
 
     def find_places(self, backend: LogitsBackend) -> NDArray[np.int64]:
         """The distance in memory of each entry's logit, [n], or [repeats, n] where there are several."""

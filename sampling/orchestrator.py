@@ -184,9 +184,10 @@ class PenaltyOrchestrator:
         """
         only = None
         if since is not None:
-            touched, output_lengths = since
+            only, output_lengths = since
             before = find_banned(self._rows, output_lengths, self.vocab_size)
-            only = np.union1d(touched, np.setxor1d(before, self._banned, assume_unique=True))
+            if len(before) or len(self._banned):
+                only = np.union1d(only, np.setxor1d(before, self._banned, assume_unique=True))
         edits = list_edits(self._rows, self._table, self._banned, only)
         return edits.slice_rows(first_row, self.num_rows - first_row if num_rows is None else num_rows)
 

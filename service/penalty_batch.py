@@ -115,8 +115,10 @@ class PenaltyBatch(Batch):
             return np.empty(0, np.int64), state.output_lengths
         if not 0 < steps <= len(changes):
             return None
-        recent = changes[-steps:]
-        return np.unique(np.concatenate([change.touched for change in recent])), recent[0].output_lengths
+        first, *others = changes[-steps:]
+        if not others:
+            return first
+        return np.unique(np.concatenate([first.touched, *(c.touched for c in others)])), first.output_lengths
 
     def filter(self, places: Sequence[int], sequences: tuple[SequencePlan, ...]) -> None:
         self.state = self.state.filter(places)
