@@ -10,16 +10,13 @@ import numpy as np
 
 from logitd.sampling.backends import open_logits
 from logitd.sampling.edits import BANNED
-from logitd.sampling.entries import Entries, Layer
+from logitd.sampling.entries import Layer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from numpy.typing import NDArray
 
     from logitd.sampling.backends.base import Items, Logits
     from logitd.sampling.edits import Arithmetic
-    from logitd.sampling.profiles import PenaltyName
     from logitd.sampling.rows import RowParameters
     from logitd.sampling.token_table import TokenTable
 
@@ -59,17 +56,6 @@ class PatchMaker:
     rows: RowParameters
     table: TokenTable
     banned: NDArray[np.int64]
-
-    @property
-    def keys(self) -> NDArray[np.int64]:
-        """Int64 [N], ascending: ``row * vocab_size + token id`` of each entry."""
-        return self.table.keys
-
-    @property
-    def parts(self) -> Mapping[PenaltyName, NDArray[np.float32]]:
-        """What each penalty that a row asks for has for each entry, float32 [N]."""
-        everything = Entries(self.rows, self.table, slice(None), slice(None), self.table.row_lengths)
-        return {name: penalty.part(everything) for name, penalty in self.arithmetic.required.items()}
 
     def compute_patch(self, logits: Logits, first_row: int = 0) -> Patch:
         """The new values for `logits` [n, W >= vocab_size], rows from `first_row` on; any strides, dtype and device."""

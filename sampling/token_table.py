@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -299,8 +299,11 @@ class _Gaps:
         return is_old
 
 
+@lru_cache(maxsize=64)
 def _first_keys(num_rows: int, vocab_size: int) -> NDArray[np.int64]:
-    return np.arange(num_rows) * vocab_size
+    keys = np.arange(num_rows) * vocab_size
+    keys.flags.writeable = False
+    return keys
 
 
 def _concatenate_optional(

@@ -56,7 +56,9 @@ def assert_same_state(actual: PenaltyOrchestrator, expected: PenaltyOrchestrator
     assert actual.output_lengths.tolist() == expected.output_lengths.tolist()
     for row in range(expected.num_rows):
         assert actual.output_token_ids(row).tolist() == expected.output_token_ids(row).tolist()
-    assert actual.patch_maker.keys.tolist() == expected.patch_maker.keys.tolist()  # asking for them folds the layers
+    assert (
+        actual.patch_maker.table.keys.tolist() == expected.patch_maker.table.keys.tolist()
+    )  # asking for them folds the layers
     assert actual.num_bytes == expected.num_bytes
     logits = probe_logits(expected.num_rows, expected.vocab_size)
     assert_same_bits(penalise(actual, logits), penalise(expected, logits))

@@ -62,8 +62,8 @@ def test_nothing_but_the_history_is_kept_for_rows_without_penalties(
     state = open_rows(profile, parameters, parameters)
     assert state.num_bytes == 2 * 1000 * HISTORY_ITEM
     assert state.accumulate([7, 9]).num_bytes == 2 * 1001 * HISTORY_ITEM
-    assert state.patch_maker.parts == {}
-    assert len(state.patch_maker.keys) == 0
+    assert state.patch_maker.arithmetic.required == {}
+    assert len(state.patch_maker.table.keys) == 0
 
 
 @every_profile
@@ -76,7 +76,9 @@ def test_neutral_neighbours_of_a_penalised_row_cost_their_history_only(profile: 
 def test_only_penalties_that_a_row_asks_for_have_a_part(profile: str) -> None:
     asked = {"repetition_penalty": REPETITION, "frequency_penalty": FREQUENCY, "presence_penalty": PRESENCE}
     for name, parameters in asked.items():
-        assert [part.value for part in open_rows(profile, NEUTRAL, parameters).patch_maker.parts] == [name]
+        assert [part.value for part in open_rows(profile, NEUTRAL, parameters).patch_maker.arithmetic.required] == [
+            name
+        ]
 
 
 @every_profile

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 from contextlib import contextmanager
@@ -14,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from helpers.live_server import LiveServer, serving
 from helpers.right_requests import STEPS, open_beam_batch, open_penalty_batch, penalty_creation
-from helpers.wire import SERVICE, TIMEOUT, Failed, Wire, creation, read_failure, tensor
+from helpers.wire import SERVICE, TIMEOUT, Failed, Wire, creation, ints, read_failure, tensor
 from logitd.service.config import ServerConfig
 from logitd.v1 import service_pb2
-from logitd.v1.types_pb2 import Sequence
+from logitd.v1.types_pb2 import PenaltyParameters, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,3 +99,22 @@ def test_caller_may_write_a_whole_step_before_it_reads(tmp_path: Path) -> None:
         stream.send(*requests)
         first = [reply.first_row for reply in stream.finish()]
         assert first == [*range(0, rows, 4)]
+
+
+def test_caller_may_write_many_small_messages_before_it_reads(tmp_path: Path) -> None:
+    """Their replies fill the windows of the connection; what comes meanwhile is read all the same."""
+    count, vocab_size = 1500, 4000
+    with small_server(tmp_path) as (_, wire):
+        penalties = PenaltyParameters(presence_penalty=1.0)
+        sequence = Sequence(sequence_id="s", penalties=penalties, output_token_ids=ints(*range(vocab_size)))
+        batch = wire.open(creation(sequence, vocab_size=vocab_size))
+        request = service_pb2.ApplyRequest(
+            target=batch.target(request_id=b""), form="APPLY_FORM_SPARSE", logits=tensor(torch.zeros(1, vocab_size))
+        )
+        unsent = iter([request] * count)
+        call = wire.stub.Apply(unsent, timeout=TIMEOUT)
+        deadline = time.monotonic() + TIMEOUT / 2
+        while operator.length_hint(unsent) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert operator.length_hint(unsent) == 0
+        assert [len(reply.sparse.values) for reply in call] == [4 * vocab_size] * count
