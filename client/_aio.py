@@ -13,6 +13,7 @@ import grpc.aio
 from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client._aio_batch import AsyncBeamBatch, AsyncPenaltyBatch
+from logitd.client._aio_limits import TaskLimits
 from logitd.client._beam_history import BeamHistory
 from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
@@ -45,6 +46,7 @@ class AsyncClient(config.ClientBase):
             self._channel = grpc.aio.insecure_channel(target, options)
         else:
             self._channel = grpc.aio.secure_channel(target, credentials, options)
+        self._limits = TaskLimits(self._config.step_timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -58,6 +60,7 @@ class AsyncClient(config.ClientBase):
         """As `Client.close`."""
         self._is_closed = True
         await self._channel.close()
+        self._limits.close()
 
     async def create_batch(
         self,

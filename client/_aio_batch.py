@@ -13,6 +13,7 @@ import grpc.aio
 from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
+from logitd.client._aio_limits import TaskLimit
 from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep
 from logitd.client._beam_steps import BeamSearchStep
 from logitd.client._drafts import as_drafts
@@ -29,7 +30,7 @@ from logitd.client._exceptions import (
 from logitd.client._kinds import BeamSession, PenaltySession, SearchResults
 from logitd.client._logits import InlineLogits
 from logitd.client._membership_steps import FilterStep, MergeStep
-from logitd.client._session import BatchSession
+from logitd.client._session import BatchSession, Running
 from logitd.client._steps import AccumulateStep, Step
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class _AsyncBatch(BatchSession):
 
     async def _run(self, step: Step[Result]) -> Result:
         self._client._check_open()
-        with self._running(step):
+        with Running(self, step):
             try:
                 await self._attempt(step)
             except LogitdError as error:
@@ -128,13 +129,18 @@ class _AsyncBatch(BatchSession):
             self._receive(step, await self._client._send(step.method, step.message(0), self.batch_id))
             return
         stream = self._open_stream(step.method)
-        seconds = self._client._config.step_timeout
         try:
-            async with asyncio.timeout(seconds) as limit:
-                await self._exchange(stream, step)
+            with TaskLimit(self._client._limits) as limit:
+                # What is refused is mostly refused with the first message. A write to a stream that has ended makes
+                # grpc.aio forget the status, so the others wait for its answer.
+                await _write(stream, step.message(step.num_answered))
+                self._receive(step, await _read(stream))
+                if step.num_answered < step.num_messages:
+                    await self._exchange_rest(stream, step)
         except BaseException as error:
             self._drop_stream(step.method)
-            if isinstance(error, TimeoutError) and limit.expired() and seconds is not None:
+            seconds = self._client._limits.seconds
+            if isinstance(error, TimeoutError) and limit.has_passed and seconds is not None:
                 raise step_timeout(step.method, seconds) from error
             if isinstance(error, grpc.RpcError):
                 raise _translate(error) from error
@@ -168,13 +174,7 @@ class _AsyncBatch(BatchSession):
                     await filled
         return None
 
-    async def _exchange(self, stream: _Stream, step: Step[Any]) -> None:
-        # What is refused is mostly refused with the first message. A write to a stream that has ended makes grpc.aio
-        # forget the status, so the others wait for its answer.
-        await _write(stream, step.message(step.num_answered))
-        self._receive(step, await _read(stream))
-        if step.num_answered == step.num_messages:
-            return
+    async def _exchange_rest(self, stream: _Stream, step: Step[Any]) -> None:
         # The server may stop reading until its replies are read, so both directions have to move at once.
         writer = asyncio.create_task(_write_unanswered(stream, step))
         try:
@@ -298,9 +298,11 @@ class AsyncBeamBatch(_AsyncBatch, BeamSession):
 
 
 async def _write(stream: _Stream, message: bytes) -> None:
-    # A stream that is over refuses messages without saying why; reading from it tells.
-    with contextlib.suppress(asyncio.InvalidStateError):
+    try:
         await stream.write(message)
+    except asyncio.InvalidStateError:
+        # A stream that is over refuses messages without saying why; reading from it tells.
+        return
 
 
 async def _write_unanswered(stream: _Stream, step: Step[Any]) -> None:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from logitd.client import _types as types
-from logitd.client._arrays import check_row_splits, data_type_of, floats_from_bytes, from_wire, ids_from_bytes
+from logitd.client._arrays import (
+    are_below,
+    check_row_splits,
+    data_type_of,
+    floats_from_bytes,
+    from_wire,
+    ids_from_bytes,
+)
 from logitd.client._edits import Edits, join_edits
 from logitd.client._exceptions import ProtocolError, RpcError
 from logitd.client._messages import Result, parse
-from logitd.client._steps import Receipt, Step, record_tokens, token_update
+from logitd.client._penalty_history import PenaltyHistory
+from logitd.client._steps import Receipt, Step, write_tokens
 from logitd.client._wire import read_dense_reply
-from logitd.v1 import service_pb2
+from logitd.v1 import service_pb2, types_pb2
 
 if TYPE_CHECKING:
     from collections import abc
@@ -32,62 +39,66 @@ class ApplyStep(Step[Result]):
     """State is applied to some rows a message, after token ids were counted with the first if there are any."""
 
     method = "Apply"
-    form: ClassVar[str]
+    form: ClassVar[types_pb2.ApplyForm]
 
-    def __init__(self, num_messages: int, token_ids: StepTokens | None, drafts: Drafts | None) -> None:
-        super().__init__(num_messages, is_mutation=token_ids is not None)
-        self._tokens = None if token_ids is None else token_update(token_ids, None)
-        self._drafts = None if drafts is None else drafts.to_proto()
+    def __init__(
+        self,
+        num_messages: int,
+        rows: abc.Callable[[int], slice],
+        token_ids: StepTokens | None,
+        drafts: Drafts | None,
+    ) -> None:
+        """`rows` gives the batch's rows, or the positions of drafts, that a message is about."""
+        # The first message but for its rows.
+        self._first = service_pb2.ApplyRequest()
+        super().__init__(num_messages, is_mutation=token_ids is not None, target=self._first.target)
+        self._rows = rows
+        self._first.form = self.form
+        if token_ids is not None:
+            write_tokens(self._first.tokens, token_ids, None)
+        if drafts is not None:
+            self._first.drafts.CopyFrom(drafts.to_proto())
 
     def record(self, history: History[Any]) -> None:
-        assert self._tokens is not None
-        record_tokens(history, self._tokens)
+        assert isinstance(history, PenaltyHistory)
+        history.count(self._first.tokens)
 
-    def _request(self, index: int) -> service_pb2.ApplyRequest:
-        first_row = self._rows(index).start
-        is_first = index == 0 and not self._is_committed
-        return service_pb2.ApplyRequest(
-            target=self.target if is_first else self.reading_target,
-            tokens=self._tokens if is_first else None,
-            form=self.form,
-            first_row=first_row,
-            drafts=self._drafts,
-        )
+    def _request(self, index: int, rows: slice) -> service_pb2.ApplyRequest:
+        request = self._first
+        if index or self._is_committed:
+            drafts = request.drafts if request.HasField("drafts") else None
+            request = service_pb2.ApplyRequest(target=self.reading_target, form=self.form, drafts=drafts)
+        request.first_row = rows.start
+        return request
 
-    def _receipt(self, index: int, revision: int, first_row: int, draining: bool) -> Receipt:
-        rows = self._rows(index)
+    def _receipt(self, rows: slice, revision: int, first_row: int, draining: bool) -> Receipt:
         self._check_revision(revision, self.revision_after)
         if first_row != rows.start:
             raise ProtocolError(f"rows from {rows.start} on were answered with rows from {first_row} on")
         return Receipt(revision, draining, is_commit=self.is_mutation and not self._is_committed)
-
-    @abstractmethod
-    def _rows(self, index: int) -> slice: ...
 
 
 class _LogitsStep(ApplyStep[Result]):
     """Logits go up, or are named."""
 
     def __init__(self, logits: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None) -> None:
-        super().__init__(logits.num_messages, token_ids, drafts)
+        super().__init__(logits.num_messages, logits.rows, token_ids, drafts)
         self._logits = logits
         self.memory = logits.memory
 
     def message(self, index: int) -> bytes:
-        head = self._request(index).SerializeToString()
-        return self._logits.append_to(head, service_pb2.ApplyRequest.LOGITS_FIELD_NUMBER, index)
+        rows = self._rows(index)
+        head = self._request(index, rows).SerializeToString()
+        return self._logits.append_to(head, service_pb2.ApplyRequest.LOGITS_FIELD_NUMBER, rows)
 
     def keep(self) -> None:
         self._logits.keep()
-
-    def _rows(self, index: int) -> slice:
-        return self._logits.rows(index)
 
 
 class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
     """Processed logits come back."""
 
-    form = "APPLY_FORM_DENSE"
+    form = types_pb2.APPLY_FORM_DENSE
 
     def __init__(
         self,
@@ -106,9 +117,9 @@ class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
             raise ValueError("out must be writable, got an array that is not")
 
     def _read(self, index: int, reply: bytes) -> Receipt:
-        response = read_dense_reply(reply)
-        receipt = self._receipt(index, response.revision, response.first_row, response.draining)
-        items, place = response.items, self._processed[self._rows(index)]
+        response, rows = read_dense_reply(reply), self._rows(index)
+        receipt = self._receipt(rows, response.revision, response.first_row, response.draining)
+        items, place = response.items, self._processed[rows]
         if items is None:
             raise ProtocolError("a dense Apply was answered in another form")
         if (items.dtype, items.shape) != (place.dtype, place.shape):
@@ -124,18 +135,17 @@ class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
 class SparseStep(_LogitsStep[types.SparsePatch]):
     """The new values of touched ids come back."""
 
-    form = "APPLY_FORM_SPARSE"
+    form = types_pb2.APPLY_FORM_SPARSE
 
     def __init__(self, logits: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None = None) -> None:
         super().__init__(logits, token_ids, drafts)
         self._patches: list[types.SparsePatch] = []
 
     def _read(self, index: int, reply: bytes) -> Receipt:
-        response = parse(service_pb2.ApplyResponse, reply)
-        receipt = self._receipt(index, response.revision, response.first_row, response.draining)
+        response, rows = parse(service_pb2.ApplyResponse, reply), self._rows(index)
+        receipt = self._receipt(rows, response.revision, response.first_row, response.draining)
         if response.WhichOneof("result") != "sparse":
             raise ProtocolError("a sparse Apply was answered in another form")
-        rows = self._rows(index)
         self._patches.append(self._read_patch(response.sparse, rows.stop - rows.start))
         return receipt
 
@@ -147,7 +157,7 @@ class SparseStep(_LogitsStep[types.SparsePatch]):
         check_row_splits(splits, num_rows, len(ids))
         if len(values) != len(ids):
             raise ProtocolError(f"a sparse reply has {len(values)} values for {len(ids)} token ids")
-        if len(ids) and not (ids.min() >= 0 and ids.max() < self._logits.num_columns):
+        if not are_below(ids, self._logits.num_columns):
             columns = self._logits.num_columns
             raise ProtocolError(f"a sparse reply has token ids {ids.min()} to {ids.max()} for {columns} columns")
         return types.SparsePatch(splits, ids, values)
@@ -159,7 +169,7 @@ class SparseStep(_LogitsStep[types.SparsePatch]):
 class InPlaceStep(_LogitsStep[None]):
     """Shared memory is changed where it lies, so that without the reply nobody knows what it holds."""
 
-    form = "APPLY_FORM_IN_PLACE"
+    form = types_pb2.APPLY_FORM_IN_PLACE
 
     def __init__(
         self,
@@ -177,7 +187,7 @@ class InPlaceStep(_LogitsStep[None]):
 
     def _read(self, index: int, reply: bytes) -> Receipt:
         response = parse(service_pb2.ApplyResponse, reply)
-        receipt = self._receipt(index, response.revision, response.first_row, response.draining)
+        receipt = self._receipt(self._rows(index), response.revision, response.first_row, response.draining)
         if response.WhichOneof("result") != "in_place":
             raise ProtocolError("an in-place Apply was answered in another form")
         return receipt
@@ -189,19 +199,18 @@ class InPlaceStep(_LogitsStep[None]):
 class EditsStep(ApplyStep[Edits]):
     """What to do to logits that stay with the caller comes back, for some rows a message."""
 
-    form = "APPLY_FORM_EDITS"
+    form = types_pb2.APPLY_FORM_EDITS
 
     def __init__(
         self,
-        row_ranges: abc.Sequence[slice],
+        row_ranges: list[slice],
         token_ids: StepTokens | None,
         drafts: Drafts | None,
         since: int | None,
         profile: str | None,
     ) -> None:
         """`since` is a revision as the caller counts it."""
-        super().__init__(len(row_ranges), token_ids, drafts)
-        self._row_ranges = row_ranges
+        super().__init__(len(row_ranges), row_ranges.__getitem__, token_ids, drafts)
         self._since = since
         self._profile = profile or ""
         self._position_rows = None if drafts is None else drafts.rows
@@ -215,21 +224,18 @@ class EditsStep(ApplyStep[Edits]):
         self._parts.clear()
 
     def message(self, index: int) -> bytes:
-        request, rows = self._request(index), self._rows(index)
+        rows = self._rows(index)
+        request = self._request(index, rows)
         request.row_count = rows.stop - rows.start
         if self._since is not None:
             request.edits_since_revision = self._since - self._offset
         return request.SerializeToString()
 
-    def _rows(self, index: int) -> slice:
-        return self._row_ranges[index]
-
     def _read(self, index: int, reply: bytes) -> Receipt:
-        response = parse(service_pb2.ApplyResponse, reply)
-        receipt = self._receipt(index, response.revision, response.first_row, response.draining)
+        response, rows = parse(service_pb2.ApplyResponse, reply), self._rows(index)
+        receipt = self._receipt(rows, response.revision, response.first_row, response.draining)
         if response.WhichOneof("result") != "edits":
             raise ProtocolError("an Apply for edits was answered in another form")
-        rows = self._rows(index)
         edits = self._read_edits(response.edits, response.revision + self._offset, rows)
         if any(part.is_full != edits.is_full for part in self._parts) or (self._since is None and not edits.is_full):
             raise ProtocolError("edits in full and as a difference were mixed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -24,11 +25,27 @@ _DATA_TYPES = {
     ("f", 2): types_pb2.DATA_TYPE_FP16,
     ("u", 2): types_pb2.DATA_TYPE_BF16,
 }
+_INT32, _FLOAT32, _FLOAT64 = np.dtype("<i4"), np.dtype("<f4"), np.dtype("<f8")
 _DTYPES: dict[int, np.dtype[Any]] = {
-    types_pb2.DATA_TYPE_FP32: np.dtype("<f4"),
+    types_pb2.DATA_TYPE_FP32: _FLOAT32,
     types_pb2.DATA_TYPE_FP16: np.dtype("<f2"),
     types_pb2.DATA_TYPE_BF16: np.dtype("<u2"),
 }
+
+
+def _view(data: bytes | memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    if len(data) % dtype.itemsize:
+        raise ProtocolError(f"a reply has {len(data)} bytes where items of {dtype.itemsize} bytes belong")
+    items = np.frombuffer(data, dtype)
+    return items if dtype.isnative else items.astype(dtype.newbyteorder("="))
+
+
+ids_from_bytes: abc.Callable[[bytes], npt.NDArray[np.int32]] = partial(_view, dtype=_INT32)
+"""int32 items of the wire, read-only."""
+floats_from_bytes: abc.Callable[[bytes], npt.NDArray[np.float32]] = partial(_view, dtype=_FLOAT32)
+"""float32 items of the wire, read-only."""
+doubles_from_bytes: abc.Callable[[bytes], npt.NDArray[np.float64]] = partial(_view, dtype=_FLOAT64)
+"""float64 items of the wire, read-only."""
 
 
 def data_type_of(dtype: np.dtype[Any]) -> types_pb2.DataType:
@@ -69,37 +86,34 @@ def ids_to_bytes(ids: TokenIds, name: str = "token ids") -> bytes:
         return b""
     if array.dtype.kind not in "iu" or array.ndim != 1:
         raise TypeError(f"{name} must be a flat list of integers, got {array.dtype} {list(array.shape)}")
-    narrow = array.astype("<i4", copy=False)
-    if not (narrow == array).all():
+    if array.dtype == _INT32:
+        return array.tobytes()
+    narrow = array.astype(_INT32)
+    if narrow.astype(array.dtype).tobytes() != array.tobytes():
         raise ValueError(f"{name} must fit into int32, got {array.min()} to {array.max()}")
     return narrow.tobytes()
 
 
-def ids_from_bytes(data: bytes) -> npt.NDArray[np.int32]:
-    """int32 items of the wire, read-only."""
-    return _view(data, np.dtype("<i4"))
-
-
 def doubles_to_bytes(values: npt.ArrayLike) -> bytes:
     """Numbers as float64 of the wire."""
-    return np.asarray(values, dtype="<f8").tobytes()
-
-
-def doubles_from_bytes(data: bytes) -> npt.NDArray[np.float64]:
-    """float64 items of the wire, read-only."""
-    return _view(data, np.dtype("<f8"))
-
-
-def floats_from_bytes(data: bytes) -> npt.NDArray[np.float32]:
-    """float32 items of the wire, read-only."""
-    return _view(data, np.dtype("<f4"))
+    return np.asarray(values, dtype=_FLOAT64).tobytes()
 
 
 def check_row_splits(splits: npt.NDArray[np.int32], num_rows: int, num_entries: int) -> None:
     """ProtocolError unless `splits` divide the entries of a reply among its rows."""
-    fits = len(splits) == num_rows + 1 and splits[0] == 0 and splits[-1] == num_entries
-    if not fits or np.any(splits[1:] < splits[:-1]):
+    bounds = splits.tolist()
+    fits = len(bounds) == num_rows + 1 and bounds[0] == 0 and bounds[-1] == num_entries
+    if not fits or bounds != sorted(bounds):
         raise ProtocolError(f"a reply has no row splits of {num_entries} entries over {num_rows} rows")
+
+
+def are_below(ids: npt.NDArray[np.int32], limit: int) -> bool:
+    """Whether all ids are in [0, limit)."""
+    if not len(ids):
+        return True
+    # Without its sign a negative number is greater than any positive one.
+    unsigned = ids.view(np.uint32)
+    return unsigned.item(unsigned.argmax()) < min(limit, 2**31)
 
 
 def to_bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
@@ -122,9 +136,3 @@ def from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float32]:
     if (array.dtype.kind, array.dtype.itemsize) != ("u", 2):
         raise TypeError(f"bits must be uint16, got {array.dtype}")
     return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _view(data: bytes | memoryview, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if len(data) % dtype.itemsize:
-        raise ProtocolError(f"a reply has {len(data)} bytes where items of {dtype.itemsize} bytes belong")
-    return np.frombuffer(data, dtype).astype(dtype.newbyteorder("="), copy=False)

@@ -91,7 +91,7 @@ class BeamSequence(KeptSequence):
         )
         beams = tuple(map(_Beam, links, scores, search.log_prob_sums.tolist()))
         pool = _prune(self.pool + search.entered, self.message.beam.width)
-        return replace(self, beams=beams, pool=pool, checkpoint=search.checkpoint)
+        return BeamSequence(self.message, beams, pool, search.checkpoint)
 
 
 class BeamHistory(History[BeamSequence]):
@@ -104,8 +104,8 @@ class BeamHistory(History[BeamSequence]):
 
     def advance(self, step: types.BeamStep) -> None:
         """Every search takes the next beams; those that ended are gone."""
-        first_rows, first_row = {}, 0
-        for sequence in self.sequences:
+        sequences, first_rows, first_row = self.sequences, {}, 0
+        for sequence in sequences:
             first_rows[sequence.sequence_id] = first_row
             first_row += sequence.row_count
         rows = {row.sequence_id: row for row in step.rows}
@@ -114,7 +114,7 @@ class BeamHistory(History[BeamSequence]):
             raise ProtocolError("a BeamStep reply must tell of every search of the batch once")
         self._sequences = [
             sequence.advance(step, rows[name], searches[name], first_rows[name])
-            for sequence in self.sequences
+            for sequence in sequences
             if (name := sequence.sequence_id) in rows
         ]
 

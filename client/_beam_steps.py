@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from logitd.client import _convert as convert
 from logitd.client import _types as types
-from logitd.client._arrays import doubles_from_bytes, ids_from_bytes
+from logitd.client._arrays import are_below, doubles_from_bytes, ids_from_bytes
 from logitd.client._beam_history import BeamHistory
 from logitd.client._exceptions import ProtocolError
 from logitd.client._messages import parse
@@ -28,22 +28,22 @@ class BeamSearchStep(Step[types.BeamStep]):
     answers_stand = False
 
     def __init__(self, logits: LogitsSource, finish: abc.Iterable[str]) -> None:
-        super().__init__(logits.num_messages, is_mutation=True)
+        super().__init__(logits.num_messages, is_mutation=True, target=service_pb2.StepTarget())
         self._logits = logits
         self.memory = logits.memory
         self._finish = [finish] if isinstance(finish, str) else list(finish)
         self._step: types.BeamStep | None = None
 
     def message(self, index: int) -> bytes:
-        is_last = index == self.num_messages - 1
+        is_last, rows = index == self.num_messages - 1, self._logits.rows(index)
         request = service_pb2.BeamStepRequest(
             target=self.target,
-            first_row=self._logits.rows(index).start,
+            first_row=rows.start,
             has_more_chunks=not is_last,
             finish_sequence_ids=self._finish if is_last else (),
         )
         head = request.SerializeToString()
-        return self._logits.append_to(head, service_pb2.BeamStepRequest.LOGITS_FIELD_NUMBER, index)
+        return self._logits.append_to(head, service_pb2.BeamStepRequest.LOGITS_FIELD_NUMBER, rows)
 
     def keep(self) -> None:
         self._logits.keep()
@@ -79,7 +79,7 @@ def read_beam_step(response: service_pb2.BeamStepResponse, num_rows: int) -> typ
     lengths = {len(parents), len(ids), len(scores), sum(row.row_count for row in rows)}
     if len(lengths) != 1:
         raise ProtocolError(f"a BeamStep reply has arrays of different lengths: {sorted(lengths)}")
-    if len(parents) and not (parents.min() >= 0 and parents.max() < num_rows):
+    if not are_below(parents, num_rows):
         raise ProtocolError(f"a BeamStep reply has parent rows {parents.min()} to {parents.max()} of {num_rows}")
     searches = tuple(convert.search_step_from_proto(search) for search in response.searches)
     going = [(search.sequence_id, len(search.log_prob_sums)) for search in searches if not search.is_done]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from logitd.client._exceptions import ClientClosedError
@@ -42,6 +42,8 @@ class ClientConfig:
     chunk_bytes: int
     recover: bool
     recover_timeout: float
+    most_reply_bytes: int = field(init=False)
+    """Bytes of arrays in a reply at most: a proxy may have gRPC's own limit, whatever this end takes."""
 
     def __post_init__(self) -> None:
         for name, seconds in (("timeout", self.timeout), ("step_timeout", self.step_timeout)):
@@ -52,11 +54,8 @@ class ClientConfig:
         for name, size in (("max_message_bytes", self.max_message_bytes), ("chunk_bytes", self.chunk_bytes)):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
-
-    @property
-    def most_reply_bytes(self) -> int:
-        """Bytes of arrays in a reply at most: a proxy may have gRPC's own limit, whatever this end takes."""
-        return max(1, min(self.max_message_bytes, _GRPC_MESSAGE_BYTES) - _BESIDE_ARRAYS)
+        most_reply_bytes = max(1, min(self.max_message_bytes, _GRPC_MESSAGE_BYTES) - _BESIDE_ARRAYS)
+        object.__setattr__(self, "most_reply_bytes", most_reply_bytes)
 
     @property
     def channel_options(self) -> list[tuple[str, int]]:

@@ -45,19 +45,28 @@ class PenaltySession(BatchSession):
         self, source: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig
     ) -> SparseStep:
         # A patch has an id and a value for every edit, which can be more than the logits that it is of.
-        most = min(max(self._most_edits(token_ids, drafts), default=0), source.num_columns)
-        row_bytes = _ROW_BYTES + (_ID_BYTES + source.dtype.itemsize) * most
-        source.limit_rows(max(1, config.most_reply_bytes // row_bytes))
+        edit_bytes = _ID_BYTES + source.dtype.itemsize
+        if source.num_rows * (_ROW_BYTES + edit_bytes * source.num_columns) > config.most_reply_bytes:
+            most = min(self._most_edits_of_a_row(token_ids, drafts), source.num_columns)
+            source.limit_rows(max(1, config.most_reply_bytes // (_ROW_BYTES + edit_bytes * most)))
         return SparseStep(source, token_ids, drafts)
 
     def _edit_ranges(self, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig) -> list[slice]:
-        weights = [_ROW_BYTES + _EDIT_BYTES * count for count in self._most_edits(token_ids, drafts)]
-        return split_rows(weights, min(config.chunk_bytes, config.most_reply_bytes))
+        num_rows, added = self._num_rows, most_tokens(token_ids)
+        most = min(config.chunk_bytes, config.most_reply_bytes)
+        if drafts is None and _ROW_BYTES * num_rows + _EDIT_BYTES * self.history.most_edits_in_all(added) <= most:
+            return [slice(0, num_rows)]
+        return split_rows([_ROW_BYTES + _EDIT_BYTES * count for count in self._most_edits(added, drafts)], most)
 
-    def _most_edits(self, token_ids: StepTokens | None, drafts: Drafts | None) -> list[int]:
+    def _most_edits_of_a_row(self, token_ids: StepTokens | None, drafts: Drafts | None) -> int:
+        added = most_tokens(token_ids)
+        if drafts is None:
+            return self.history.most_edits_of_a_row(added)
+        return max(self._most_edits(added, drafts), default=0)
+
+    def _most_edits(self, added: int, drafts: Drafts | None) -> list[int]:
         # Of each row, or of each position of drafts.
-        added = 0 if token_ids is None else most_tokens(token_ids)
-        counts = [count + added for count in self.history.most_edits()]
+        counts = self.history.most_edits(added)
         if drafts is None:
             return counts
         return [counts[row] + len(drafts.token_ids[row]) for row in drafts.rows.tolist() if row < len(counts)]

@@ -29,8 +29,8 @@ class LogitsSource(ABC):
         """The batch's rows that a message carries."""
 
     @abstractmethod
-    def append_to(self, head: bytes, field_number: int, index: int) -> bytes:
-        """A serialised message with the rows of message `index` added as its field `field_number`."""
+    def append_to(self, head: bytes, field_number: int, rows: slice) -> bytes:
+        """A serialised message with these of the batch's rows added as its field `field_number`."""
 
     @abstractmethod
     def limit_rows(self, most: int) -> None:
@@ -60,8 +60,8 @@ class InlineLogits(LogitsSource):
         first = index * self._rows_per_chunk
         return slice(first, min(first + self._rows_per_chunk, self.num_rows))
 
-    def append_to(self, head: bytes, field_number: int, index: int) -> bytes:
-        return with_tensor(head, field_number, self.array[self.rows(index)])
+    def append_to(self, head: bytes, field_number: int, rows: slice) -> bytes:
+        return with_tensor(head, field_number, self.array[rows])
 
     def keep(self) -> None:
         self.array = self.array.copy()
@@ -89,9 +89,8 @@ class SharedRows(LogitsSource):
         first = self._rows.start + index * self._rows_per_message
         return slice(first, min(first + self._rows_per_message, self._rows.stop))
 
-    def append_to(self, head: bytes, field_number: int, index: int) -> bytes:
+    def append_to(self, head: bytes, field_number: int, rows: slice) -> bytes:
         assert self.memory is not None
-        rows = self.rows(index)
         return with_field(head, field_number, self.memory.tensor(rows.start, rows.stop - rows.start))
 
     def keep(self) -> None:

@@ -24,7 +24,7 @@ class _LayoutStep(Step[tuple[types.RowLayout, ...]]):
     is_unary = True
 
     def __init__(self) -> None:
-        super().__init__(1, is_mutation=True)
+        super().__init__(1, is_mutation=True, target=service_pb2.StepTarget())
         self._rows: tuple[types.RowLayout, ...] = ()
 
     def _take(self, response: service_pb2.FilterBatchResponse | service_pb2.MergeBatchesResponse) -> Receipt:
@@ -72,7 +72,7 @@ class MergeStep(_LayoutStep):
         self._source_target = service_pb2.StepTarget()
 
     def aim(self, aim: Aim) -> None:
-        if self._target is None:
+        if not self.is_aimed:
             self._aim_at_source()
         super().aim(aim)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from logitd.client._arrays import ids_from_bytes, ids_to_bytes
 from logitd.client._history import History, KeptSequence, effective_sequences, renamed
@@ -44,6 +44,12 @@ class PenaltySequence(KeptSequence):
         return message
 
 
+class _Counts(NamedTuple):
+    each: list[int]
+    greatest: int
+    total: int
+
+
 class PenaltyHistory(History[PenaltySequence]):
     """Of a penalty batch."""
 
@@ -53,7 +59,7 @@ class PenaltyHistory(History[PenaltySequence]):
         self._noted: list[service_pb2.TokenUpdate] = []
         self._most_noted = 0
         # The edits that each row can have at most but for the noted steps, once they were asked for.
-        self._most_settled: list[int] | None = None
+        self._settled_counts: _Counts | None = None
 
     @classmethod
     def of(cls, request: service_pb2.CreateBatchRequest, info: types.BatchInfo) -> PenaltyHistory:
@@ -72,14 +78,28 @@ class PenaltyHistory(History[PenaltySequence]):
         if len(self._noted) >= _MOST_NOTED:
             self._settle()
 
-    def most_edits(self) -> list[int]:
-        """How many edits each row can have at most."""
-        if self._most_settled is None:
-            self._most_settled = [sequence.num_fixed + len(sequence.output) for sequence in self._sequences]
-        return [count + self._most_noted for count in self._most_settled]
+    def most_edits(self, added: int) -> list[int]:
+        """How many edits each row can have at most when it outputs `added` tokens more."""
+        added += self._most_noted
+        return [count + added for count in self._settled.each]
+
+    def most_edits_of_a_row(self, added: int) -> int:
+        """The greatest of `most_edits`."""
+        return self._settled.greatest + self._most_noted + added
+
+    def most_edits_in_all(self, added: int) -> int:
+        """The sum of `most_edits`."""
+        return self._settled.total + len(self._sequences) * (self._most_noted + added)
+
+    @property
+    def _settled(self) -> _Counts:
+        if self._settled_counts is None:
+            each = [sequence.num_fixed + len(sequence.output) for sequence in self._sequences]
+            self._settled_counts = _Counts(each, max(each, default=0), sum(each))
+        return self._settled_counts
 
     def _settle(self) -> None:
-        noted, self._noted, self._most_noted, self._most_settled = self._noted, [], 0, None
+        noted, self._noted, self._most_noted, self._settled_counts = self._noted, [], 0, None
         outputs = [sequence.output for sequence in self._sequences]
         for is_plain, updates in groupby(noted, _is_plain):
             if is_plain:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from logitd.client import _convert as convert
@@ -21,7 +20,7 @@ from logitd.client._recovery import refill_needed
 from logitd.client._steps import Aim
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
     from logitd.client._history import History
     from logitd.client._steps import Step
@@ -90,7 +89,7 @@ class BatchSession:
     @property
     def place(self) -> Aim:
         """Where the batch stands, as its server has it."""
-        return Aim(self.batch_id, self.uid, self._revision - self._offset, self._offset)
+        return Aim(self._info.batch_id, self._info.uid, self._revision - self._offset, self._offset)
 
     @property
     def is_rebuilding(self) -> bool:
@@ -125,26 +124,6 @@ class BatchSession:
             raise TypeError(f"a {type(self).__name__} must be merged with another one, got a {type(other).__name__}")
         return other
 
-    @contextmanager
-    def _running(self, step: Step[Any]) -> Iterator[None]:
-        """Holds while the step's messages and replies move; judges the failure that leaves it."""
-        held: list[BatchSession] = []
-        try:
-            for session in (self, *step.others):
-                session._acquire(step)
-                held.append(session)
-            step.rewind()
-            step.aim(self.place)
-            try:
-                yield
-            except BaseException as error:
-                self._judge(step, error)
-                raise
-            self._settle(step, None)
-        finally:
-            for session in held:
-                session._one_at_a_time.release()
-
     def _receive(self, step: Step[Any], reply: bytes) -> None:
         receipt = step.receive(reply)
         self._draining = receipt.draining
@@ -170,18 +149,17 @@ class BatchSession:
     def _acquire(self, step: Step[Any]) -> None:
         if not self._one_at_a_time.acquire(blocking=False):
             raise BatchBusyError("a batch does one step at a time, and another one is under way")
-        try:
-            self._check_may_run(step)
-        except BaseException:
-            self._one_at_a_time.release()
-            raise
-
-    def _check_may_run(self, step: Step[Any]) -> None:
+        unanswered = self._unanswered
+        error: LogitdError
         if self._is_closed:
-            raise BatchClosedError(f"the batch {self.batch_id!r} is closed")
-        if self._unanswered is not None and self._unanswered is not step:
-            method = self._unanswered.method
-            raise UnansweredStepError(f"the last {method} was not answered and may have happened: retry() it first")
+            error = BatchClosedError(f"the batch {self.batch_id!r} is closed")
+        elif unanswered is not None and unanswered is not step:
+            rule = "was not answered and may have happened: retry() it first"
+            error = UnansweredStepError(f"the last {unanswered.method} {rule}")
+        else:
+            return
+        self._one_at_a_time.release()
+        raise error
 
     def _judge(self, step: Step[Any], error: BaseException) -> None:
         if isinstance(error, RpcError) and error.nothing_changed:
@@ -195,3 +173,40 @@ class BatchSession:
     def _settle(self, step: Step[Any], unanswered: Step[Any] | None) -> None:
         for session in (self, *step.others):
             session._unanswered = unanswered
+
+
+class Running:
+    """Holds a step's batches while its messages and replies move; judges the failure that leaves it."""
+
+    __slots__ = ("_session", "_step")
+
+    def __init__(self, session: BatchSession, step: Step[Any]) -> None:
+        self._session = session
+        self._step = step
+
+    def __enter__(self) -> None:
+        session, step = self._session, self._step
+        held: list[BatchSession] = []
+        try:
+            for each in (session, *step.others):
+                each._acquire(step)
+                held.append(each)
+            step.rewind()
+            step.aim(session.place)
+        except BaseException:
+            for each in held:
+                each._one_at_a_time.release()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        session, step = self._session, self._step
+        try:
+            if error is None:
+                session._settle(step, None)
+            else:
+                session._judge(step, error)
+        finally:
+            for each in (session, *step.others):
+                each._one_at_a_time.release()

@@ -68,43 +68,38 @@ class Step(ABC, Generic[Result]):
     """Whether that may hold something else by now than what the step is about."""
     refill: abc.Callable[[], object] | None = None
     """Fills it again."""
+    is_aimed = False
+    revision_after: int
+    """The batch's revision when the step is done, once it is aimed."""
 
-    def __init__(self, num_messages: int, is_mutation: bool) -> None:
+    def __init__(self, num_messages: int, is_mutation: bool, target: service_pb2.StepTarget) -> None:
+        """`target` is empty, perhaps a part of the first message; aiming fills it."""
         self.num_messages = num_messages
         self.is_mutation = is_mutation
+        self.target = target
         self.num_answered = 0
         self._is_committed = False
         self._offset = 0
-        self._target: service_pb2.StepTarget | None = None
 
     def aim(self, aim: Aim) -> None:
         """Names the batch and the revision it is meant for; a step that is aimed already stays as it is."""
-        if self._target is None:
-            self._offset = aim.offset
-            self._target = service_pb2.StepTarget(
-                batch_id=aim.batch_id,
-                uid=aim.uid,
-                expected_revision=aim.revision,
-                request_id=random_id() if self.is_mutation else b"",
-            )
+        if self.is_aimed:
+            return
+        self.is_aimed = True
+        self._offset = aim.offset
+        self.revision_after = aim.revision + self.is_mutation
+        target = self.target
+        target.batch_id, target.uid, target.expected_revision = aim.batch_id, aim.uid, aim.revision
+        if self.is_mutation:
+            target.request_id = random_id()
 
     def aim_again(self, aim: Aim) -> None:
         """Names the batch as it was rebuilt: with the step's mutation if its answer had come."""
         self._offset = aim.offset
         self.target.uid = aim.uid
         self.target.expected_revision = aim.revision - self._is_committed
+        self.revision_after = self.target.expected_revision + self.is_mutation
         self.rewind()
-
-    @property
-    def target(self) -> service_pb2.StepTarget:
-        """The batch, the revision and the request id of the first message."""
-        assert self._target is not None
-        return self._target
-
-    @property
-    def revision_after(self) -> int:
-        """The batch's revision when the step is done."""
-        return self.target.expected_revision + self.is_mutation
 
     @property
     def reading_target(self) -> service_pb2.StepTarget:
@@ -156,14 +151,16 @@ class AccumulateStep(Step[None]):
     method = "Accumulate"
 
     def __init__(self, token_ids: StepTokens, rollback: TokenIds | None) -> None:
-        super().__init__(1, is_mutation=True)
-        self._tokens = token_update(token_ids, rollback)
+        self._request = service_pb2.AccumulateRequest()
+        super().__init__(1, is_mutation=True, target=self._request.target)
+        write_tokens(self._request.tokens, token_ids, rollback)
 
     def message(self, index: int) -> bytes:
-        return service_pb2.AccumulateRequest(target=self.target, tokens=self._tokens).SerializeToString()
+        return self._request.SerializeToString()
 
     def record(self, history: History[Any]) -> None:
-        record_tokens(history, self._tokens)
+        assert isinstance(history, PenaltyHistory)
+        history.count(self._request.tokens)
 
     def _read(self, index: int, reply: bytes) -> Receipt:
         response = parse(service_pb2.AccumulateResponse, reply)
@@ -174,29 +171,23 @@ class AccumulateStep(Step[None]):
         return None
 
 
-def token_update(token_ids: StepTokens, rollback: TokenIds | None) -> service_pb2.TokenUpdate:
+def write_tokens(update: service_pb2.TokenUpdate, token_ids: StepTokens, rollback: TokenIds | None) -> None:
     """One id a sequence from a flat list, any number a sequence from a list of lists."""
-    rollback_counts = b"" if rollback is None else ids_to_bytes(rollback, "rollback")
+    if rollback is not None:
+        update.rollback_counts = ids_to_bytes(rollback, "rollback")
     if _is_flat(token_ids):
         flat: Any = token_ids
-        return service_pb2.TokenUpdate(rollback_counts=rollback_counts, token_ids=ids_to_bytes(flat))
+        update.token_ids = ids_to_bytes(flat)
+        return
     ragged: Any = token_ids
-    splits = list(itertools.accumulate((len(ids) for ids in ragged), initial=0))
-    return service_pb2.TokenUpdate(
-        rollback_counts=rollback_counts,
-        token_ids=b"".join(ids_to_bytes(ids) for ids in ragged),
-        row_splits=ids_to_bytes(splits),
-    )
+    update.token_ids = b"".join(ids_to_bytes(ids) for ids in ragged)
+    update.row_splits = ids_to_bytes(list(itertools.accumulate((len(ids) for ids in ragged), initial=0)))
 
 
-def record_tokens(history: History[Any], tokens: service_pb2.TokenUpdate) -> None:
-    """Writes a token update into the history of a penalty batch."""
-    assert isinstance(history, PenaltyHistory)
-    history.count(tokens)
-
-
-def most_tokens(token_ids: StepTokens) -> int:
+def most_tokens(token_ids: StepTokens | None) -> int:
     """How many of them one sequence gets at most."""
+    if token_ids is None:
+        return 0
     ragged: Any = token_ids
     return 1 if _is_flat(token_ids) else max(map(len, ragged))
 

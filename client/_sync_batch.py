@@ -19,8 +19,9 @@ from logitd.client._exceptions import LogitdError, NotFoundError, ProtocolError,
 from logitd.client._kinds import BeamSession, PenaltySession, SearchResults
 from logitd.client._logits import InlineLogits
 from logitd.client._membership_steps import FilterStep, MergeStep
-from logitd.client._session import BatchSession
+from logitd.client._session import BatchSession, Running
 from logitd.client._steps import AccumulateStep, Step
+from logitd.client._watchdog import Limit
 
 if TYPE_CHECKING:
     from collections import abc
@@ -141,7 +142,7 @@ class _Batch(BatchSession):
 
     def _run(self, step: Step[Result]) -> Result:
         self._client._check_open()
-        with self._running(step):
+        with Running(self, step):
             try:
                 self._attempt(step)
             except LogitdError as error:
@@ -155,14 +156,13 @@ class _Batch(BatchSession):
             self._receive(step, self._client._send(step.method, step.message(0), self.batch_id))
             return
         stream = self._open_stream(step.method)
-        seconds = self._client._config.step_timeout
         try:
-            with self._client._watchdog.limit(stream.call, seconds) as limit:
+            with Limit(self._client._watchdog, stream.call, self._client._config.step_timeout) as limit:
                 self._exchange(stream, step)
         except grpc.RpcError as error:
             self._drop_stream(step.method)
-            if limit.has_passed and seconds is not None:
-                raise step_timeout(step.method, seconds) from error
+            if limit.has_passed and limit.seconds is not None:
+                raise step_timeout(step.method, limit.seconds) from error
             raise from_grpc_error(error) from error
         except BaseException:
             self._drop_stream(step.method)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
 
 
 class Cancellable(Protocol):
@@ -21,44 +18,36 @@ class Cancellable(Protocol):
         """Ends it; whoever waits for it is woken with an error."""
 
 
-@dataclass(slots=True)
-class Limit:
-    """The time limit of one call."""
-
-    call: Cancellable
-    due: float
-    """On the monotonic clock, in seconds."""
-    has_passed: bool = False
-
-
 class Watchdog:
     """Cancels calls whose time limit passes.
 
-    Setting and lifting a limit is a dictionary entry. The thread is woken only for a limit that ends before the one
+    Setting and lifting a limit is an entry in a set. The thread is woken only for a limit that ends before the one
     it sleeps for, so with limits of about one length it wakes about once in that time.
     """
 
     def __init__(self) -> None:
-        self._limits: dict[int, Limit] = {}
-        self._keys = itertools.count()
-        self._changed = threading.Condition()
+        self._limits: set[Limit] = set()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    @contextmanager
-    def limit(self, call: Cancellable, seconds: float | None) -> Iterator[Limit]:
-        """Cancels `call` when the block takes longer; the limit then says that it has passed."""
-        limit = Limit(call, math.inf if seconds is None else time.monotonic() + seconds)
-        if seconds is None:
-            yield limit
-            return
-        key = self._add(limit)
-        try:
-            yield limit
-        finally:
-            with self._changed:
-                self._limits.pop(key, None)
+    def set(self, limit: Limit) -> None:
+        """From now on `limit` may pass."""
+        with self._lock:
+            self._limits.add(limit)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="logitd-watchdog", daemon=True)
+                self._thread.start()
+            elif limit.due < self._wakes_at:
+                self._wakes_at = limit.due
+                self._changed.notify()
+
+    def lift(self, limit: Limit) -> None:
+        """From now on `limit` may not pass."""
+        with self._lock:
+            self._limits.discard(limit)
 
     def close(self) -> None:
         """Ends the thread; limits that stand no longer count."""
@@ -67,18 +56,6 @@ class Watchdog:
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
-
-    def _add(self, limit: Limit) -> int:
-        with self._changed:
-            key = next(self._keys)
-            self._limits[key] = limit
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="logitd-watchdog", daemon=True)
-                self._thread.start()
-            elif limit.due < self._wakes_at:
-                self._wakes_at = limit.due
-                self._changed.notify()
-            return key
 
     def _run(self) -> None:
         with self._changed:
@@ -90,14 +67,39 @@ class Watchdog:
 
     def _choose_wakeup(self) -> None:
         if self._limits:
-            self._wakes_at = min(limit.due for limit in self._limits.values())
+            self._wakes_at = min(limit.due for limit in self._limits)
         elif self._wakes_at <= time.monotonic():
             self._wakes_at = math.inf
         # Else it was woken for a limit that is lifted already; it sleeps on, so that the next one need not wake it.
 
     def _cancel_overdue(self) -> None:
         now = time.monotonic()
-        for key in [key for key, limit in self._limits.items() if limit.due <= now]:
-            limit = self._limits.pop(key)
+        for limit in [limit for limit in self._limits if limit.due <= now]:
+            self._limits.remove(limit)
             limit.has_passed = True
             limit.call.cancel()
+
+
+class Limit:
+    """The time limit of a call: it is cancelled when the block takes longer."""
+
+    __slots__ = ("_watchdog", "call", "due", "has_passed", "seconds")
+
+    def __init__(self, watchdog: Watchdog, call: Cancellable, seconds: float | None) -> None:
+        """`seconds` of None is no limit."""
+        self._watchdog = watchdog
+        self.call = call
+        self.seconds = seconds
+        self.has_passed = False
+
+    def __enter__(self) -> Self:
+        if self.seconds is not None:
+            self.due = time.monotonic() + self.seconds
+            self._watchdog.set(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.seconds is not None:
+            self._watchdog.lift(self)

@@ -74,6 +74,11 @@ def test_token_ids_beyond_int32_are_refused_and_never_wrapped(ids):
         arrays.ids_to_bytes(ids)
 
 
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.integers(0, 2**33))
+def test_ids_are_below_a_limit_as_numbers_are(ids, limit):
+    assert arrays.are_below(np.array(ids, np.int32), limit) == all(0 <= one < limit for one in ids)
+
+
 @pytest.mark.parametrize("ids", [[1.0], [True], [[1], [2]], ["7"], 7, [None]])
 def test_token_ids_of_other_types_are_refused(ids):
     with pytest.raises(TypeError, match="flat list of integers"):

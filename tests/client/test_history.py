@@ -9,8 +9,8 @@ from logitd.client import _messages as messages
 from logitd.client._beam_history import BeamHistory
 from logitd.client._convert import batch_from_proto, sequence_from_proto
 from logitd.client._penalty_history import PenaltyHistory
-from logitd.client._steps import token_update
-from logitd.v1 import types_pb2
+from logitd.client._steps import write_tokens
+from logitd.v1 import service_pb2, types_pb2
 
 
 def created(kind, sequences, **options):
@@ -19,6 +19,12 @@ def created(kind, sequences, **options):
     for sequence in batch.sequences:
         sequence.max_new_tokens = 100
     return request, batch_from_proto(batch)
+
+
+def token_update(token_ids, rollback):
+    update = service_pb2.TokenUpdate()
+    write_tokens(update, token_ids, rollback)
+    return update
 
 
 def hypothesis(score, *token_ids):
@@ -60,11 +66,11 @@ def test_edits_are_counted_generously():
     given = [Sequence([1, 2, 3], eos_token_ids=[1], stop_token_ids=[2, 3], output_token_ids=[4, 4])]
     request, info = created("PENALTY", given)
     history = PenaltyHistory.of(request, info)
-    assert history.most_edits() == [3 + 1 + 2 + 2]
+    assert history.most_edits(0) == [3 + 1 + 2 + 2]
     history.count(token_update([5], None))
-    assert history.most_edits() == [3 + 1 + 2 + 3]
+    assert history.most_edits(0) == [3 + 1 + 2 + 3]
     history.filter([(history.sequences[0].sequence_id,) * 2, (history.sequences[0].sequence_id, "fork")])
-    assert history.most_edits() == [3 + 1 + 2 + 3] * 2
+    assert history.most_edits(0) == [3 + 1 + 2 + 3] * 2
 
 
 def test_beams_are_followed_through_their_parents():

@@ -8,7 +8,7 @@ from logitd.client import _apply_steps as apply_steps
 from logitd.client._apply_steps import join_patches
 from logitd.client._beam_steps import BeamSearchStep
 from logitd.client._logits import InlineLogits
-from logitd.client._steps import AccumulateStep, Aim, Receipt, token_update
+from logitd.client._steps import AccumulateStep, Aim, Receipt, write_tokens
 from logitd.v1 import service_pb2, types_pb2
 
 UID = bytes(range(16))
@@ -39,6 +39,12 @@ def float64(*values):
 def aimed(step, revision=7):
     step.aim(Aim("b", UID, revision))
     return step
+
+
+def token_update(token_ids, rollback):
+    update = service_pb2.TokenUpdate()
+    write_tokens(update, token_ids, rollback)
+    return update
 
 
 def apply_requests(step):
@@ -125,6 +131,13 @@ def test_chunks_carry_consecutive_rows_and_the_tokens_once():
     assert [request.HasField("tokens") for request in requests] == [True, False, False]
     assert [request.target.expected_revision for request in requests] == [7, 8, 8]
     assert [len(request.target.request_id) for request in requests] == [16, 0, 0]
+
+
+@pytest.mark.parametrize("ids", [[], np.zeros(0, np.int32)])
+def test_an_update_of_no_sequences_is_a_mutation_all_the_same(ids):
+    (request,) = apply_requests(aimed(sparse_step(LOGITS[:0], ids, 10**6)))
+    assert request.HasField("tokens")
+    assert len(request.target.request_id) == 16
 
 
 def test_chunks_of_an_apply_without_tokens_read_one_revision():

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from logitd.client._watchdog import Watchdog
+from logitd.client._watchdog import Limit, Watchdog
 
 
 class Call:
@@ -25,7 +25,7 @@ def watchdog():
 
 def test_an_overdue_call_is_cancelled(watchdog):
     call, start = Call(), time.monotonic()
-    with watchdog.limit(call, 0.05) as limit:
+    with Limit(watchdog, call, 0.05) as limit:
         assert call.cancelled.wait(5)
     assert limit.has_passed
     assert time.monotonic() - start >= 0.05
@@ -33,7 +33,7 @@ def test_an_overdue_call_is_cancelled(watchdog):
 
 def test_a_call_in_time_is_left_alone(watchdog):
     call = Call()
-    with watchdog.limit(call, 0.05) as limit:
+    with Limit(watchdog, call, 0.05) as limit:
         pass
     time.sleep(0.1)
     assert not limit.has_passed
@@ -42,14 +42,14 @@ def test_a_call_in_time_is_left_alone(watchdog):
 
 def test_a_shorter_limit_is_not_kept_waiting_by_a_longer_one(watchdog):
     patient, hasty = Call(), Call()
-    with watchdog.limit(patient, 30), watchdog.limit(hasty, 0.05):
+    with Limit(watchdog, patient, 30), Limit(watchdog, hasty, 0.05):
         assert hasty.cancelled.wait(5)
     assert not patient.cancelled.is_set()
 
 
 def test_each_limit_counts_for_itself(watchdog):
     calls = [Call() for _ in range(20)]
-    limits = [watchdog.limit(call, 0.02 * (20 - index)) for index, call in enumerate(calls)]
+    limits = [Limit(watchdog, call, 0.02 * (20 - index)) for index, call in enumerate(calls)]
     for limit in limits:
         limit.__enter__()
     assert all(call.cancelled.wait(5) for call in calls)
@@ -59,16 +59,16 @@ def test_each_limit_counts_for_itself(watchdog):
 
 def test_many_limits_need_one_thread_and_no_limit_needs_none(watchdog):
     before = threading.active_count()
-    with watchdog.limit(Call(), None):
+    with Limit(watchdog, Call(), None):
         assert threading.active_count() == before
     for _ in range(100):
-        with watchdog.limit(Call(), 30):
+        with Limit(watchdog, Call(), 30):
             assert threading.active_count() == before + 1
 
 
 def test_closing_ends_the_thread():
     watchdog, before = Watchdog(), threading.active_count()
-    with watchdog.limit(Call(), 30):
+    with Limit(watchdog, Call(), 30):
         pass
     watchdog.close()
     assert threading.active_count() == before

@@ -36,6 +36,13 @@ def test_an_appended_tensor_is_what_protobuf_would_have_written(array, first_row
     assert parsed.SerializeToString(deterministic=True) == head.SerializeToString(deterministic=True)
 
 
+@given(TENSORS)
+def test_a_tensor_alone_has_the_very_bytes_of_protobuf_each_time(array):
+    expected = service_pb2.ApplyRequest(logits=tensor(array)).SerializeToString()
+    assert with_tensor(b"", LOGITS, array) == expected
+    assert with_tensor(b"", LOGITS, array.copy()) == expected
+
+
 @given(st.integers(0, 2**40), st.text("ab", max_size=300))
 def test_an_appended_field_is_what_protobuf_would_have_written(offset, region_id):
     shared = types_pb2.Tensor(shared_memory=types_pb2.SharedMemoryRef(region_id=region_id, offset=offset))
