@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 _VARINT, _FIXED64, _LENGTH_DELIMITED, _FIXED32 = 0, 1, 2, 5
 _FIXED_SIZES = {_FIXED64: 8, _FIXED32: 4}
+_ALIGNMENT = 8
 
 
 def with_tensor(message: bytes, field_number: int, array: npt.NDArray[Any]) -> bytes:
-    """A serialised message with the tensor `array` added as its field `field_number`; one copy of the items."""
+    """A serialised message with the tensor `array` added as its field `field_number`; one copy of the items.
+
+    They lie aligned in it, so that the server need not copy them either.
+    """
     items = to_wire(array)
-    return b"".join((message, _tensor_head(field_number, items.dtype, items.shape), items.data))
+    head = _tensor_head(len(message) % _ALIGNMENT, field_number, items.dtype, items.shape)
+    return b"".join((message, head, items.data))
 
 
 def with_field(message: bytes, field_number: int, value: bytes) -> bytes:
@@ -143,11 +148,16 @@ def _bytes(value: int | memoryview) -> memoryview:
 
 
 @lru_cache(maxsize=256)
-def _tensor_head(field_number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    # All of the field but the items; in the steps of a batch the same again and again.
+def _tensor_head(start: int, field_number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    # All of the field but the items, for a place in the message; in the steps of a batch the same again and again.
+    heads = (_padded_head(number, field_number, dtype, shape) for number in range(2 * _ALIGNMENT))
+    return next(head for head in heads if (start + len(head)) % _ALIGNMENT == 0)
+
+
+def _padded_head(num_padding: int, field_number: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     num_bytes = math.prod(shape) * dtype.itemsize
-    tensor = types_pb2.Tensor(data_type=data_type_of(dtype), shape=shape).SerializeToString()
-    head = tensor + _length_prefix(types_pb2.Tensor.DATA_FIELD_NUMBER, num_bytes)
+    tensor = types_pb2.Tensor(data_type=data_type_of(dtype), shape=shape, padding=bytes(num_padding))
+    head = tensor.SerializeToString() + _length_prefix(types_pb2.Tensor.DATA_FIELD_NUMBER, num_bytes)
     return _length_prefix(field_number, len(head) + num_bytes) + head
 
 

@@ -32,15 +32,19 @@ def test_an_appended_tensor_is_what_protobuf_would_have_written(array, first_row
     head = service_pb2.ApplyRequest(form="APPLY_FORM_DENSE", first_row=first_row)
     parsed = service_pb2.ApplyRequest.FromString(with_tensor(head.SerializeToString(), LOGITS, array))
     head.logits.CopyFrom(tensor(array))
+    assert not any(parsed.logits.padding)
+    parsed.logits.ClearField("padding")
     assert parsed == head
     assert parsed.SerializeToString(deterministic=True) == head.SerializeToString(deterministic=True)
 
 
-@given(TENSORS)
-def test_a_tensor_alone_has_the_very_bytes_of_protobuf_each_time(array):
-    expected = service_pb2.ApplyRequest(logits=tensor(array)).SerializeToString()
-    assert with_tensor(b"", LOGITS, array) == expected
-    assert with_tensor(b"", LOGITS, array.copy()) == expected
+@given(TENSORS, st.integers(0, 40))
+def test_an_appended_tensor_is_the_same_each_time_and_its_items_lie_aligned_at_the_end(array, num_before):
+    before = service_pb2.ApplyRequest(target=service_pb2.StepTarget(uid=bytes(num_before))).SerializeToString()
+    message = with_tensor(before, LOGITS, array)
+    assert message == with_tensor(before, LOGITS, array.copy())
+    assert message.endswith(array.tobytes())
+    assert (len(message) - array.nbytes) % 8 == 0
 
 
 @given(st.integers(0, 2**40), st.text("ab", max_size=300))
