@@ -17,7 +17,7 @@ from logitd.client._aio_limits import TaskLimits
 from logitd.client._beam_history import BeamHistory
 from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
-from logitd.client._recovery import Patience
+from logitd.client._recovery import MOST_REGISTRATIONS, Patience
 from logitd.client._shared import open_shared_file
 from logitd.client._shared_logits import AsyncSharedLogits
 
@@ -109,7 +109,7 @@ class AsyncClient(config.ClientBase):
         file = open_shared_file((rows, columns), dtype, self._config.target, **options)
         shared = AsyncSharedLogits(self, (rows, columns), dtype, file)
         try:
-            await self._patiently(lambda: self._register(shared))
+            await self._patiently(lambda: self._register(shared), MOST_REGISTRATIONS)
         except BaseException:
             shared.release()
             raise
@@ -156,9 +156,11 @@ class AsyncClient(config.ClientBase):
     async def _ask(self, call: messages.Call[Result]) -> Result:
         return await self._patiently(lambda: self._call(call))
 
-    async def _patiently(self, action: abc.Callable[[], abc.Awaitable[Result]]) -> Result:
+    async def _patiently(
+        self, action: abc.Callable[[], abc.Awaitable[Result]], most_ready: int | None = None
+    ) -> Result:
         """Does what may be repeated: a server that was there is waited for."""
-        patience = Patience(self._config.recover_timeout)
+        patience = Patience(self._config.recover_timeout, most_ready)
         while True:
             try:
                 return await action()
@@ -168,6 +170,7 @@ class AsyncClient(config.ClientBase):
             await asyncio.sleep(patience.next_pause())
             with contextlib.suppress(DeadlineExceededError, UnavailableError):
                 await self.wait_until_ready(patience.remaining)
+                patience.note_ready()
 
     async def _call(
         self, call: messages.Call[Result], *, limit: float | None = None, wait_for_ready: bool = False

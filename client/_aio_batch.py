@@ -14,7 +14,7 @@ from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
 from logitd.client._aio_limits import TaskLimit
-from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep
+from logitd.client._apply_steps import EditsStep, InPlaceStep
 from logitd.client._beam_steps import BeamSearchStep
 from logitd.client._drafts import as_drafts
 from logitd.client._exceptions import (
@@ -28,7 +28,6 @@ from logitd.client._exceptions import (
     step_timeout,
 )
 from logitd.client._kinds import BeamSession, PenaltySession, SearchResults
-from logitd.client._logits import InlineLogits
 from logitd.client._membership_steps import FilterStep, MergeStep
 from logitd.client._session import BatchSession, Running
 from logitd.client._steps import AccumulateStep, Step
@@ -126,14 +125,14 @@ class _AsyncBatch(BatchSession):
 
     async def _attempt(self, step: Step[Any]) -> None:
         if step.is_unary:
-            self._receive(step, await self._client._send(step.method, step.message(0), self.batch_id))
+            self._receive(step, await self._client._send(step.method, step.outgoing(0), self.batch_id))
             return
         stream = self._open_stream(step.method)
         try:
             with TaskLimit(self._client._limits) as limit:
                 # What is refused is mostly refused with the first message. A write to a stream that has ended makes
                 # grpc.aio forget the status, so the others wait for its answer.
-                await _write(stream, step.message(step.num_answered))
+                await _write(stream, step.outgoing(step.num_answered))
                 self._receive(step, await _read(stream))
                 if step.num_answered < step.num_messages:
                     await self._exchange_rest(stream, step)
@@ -218,15 +217,15 @@ class AsyncPenaltyBatch(_AsyncBatch, PenaltySession):
         out: npt.NDArray[Any] | None = None,
     ) -> npt.NDArray[Any]:
         """As `PenaltyBatch.apply`."""
-        source = self._dense_source(logits, self._client._config)
-        return await self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
+        return await self._run(self._dense_step(logits, token_ids, drafts, out, self._client._config))
 
     async def apply_sparse(
         self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
     ) -> types.SparsePatch:
         """As `PenaltyBatch.apply_sparse`."""
-        source = InlineLogits(logits, self._client._config.chunk_bytes)
-        return await self._run(self._sparse_step(source, token_ids, as_drafts(drafts), self._client._config))
+        made = as_drafts(drafts)
+        source = self._inline(logits, self._client._config.chunk_bytes, made)
+        return await self._run(self._sparse_step(source, token_ids, made, self._client._config))
 
     async def apply_shared(
         self,
@@ -307,7 +306,7 @@ async def _write(stream: _Stream, message: bytes) -> None:
 
 async def _write_unanswered(stream: _Stream, step: Step[Any]) -> None:
     for index in range(step.num_answered, step.num_messages):
-        await _write(stream, step.message(index))
+        await _write(stream, step.outgoing(index))
 
 
 async def _read(stream: _Stream) -> bytes:

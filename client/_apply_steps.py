@@ -10,6 +10,7 @@ import numpy as np
 from logitd.client import _types as types
 from logitd.client._arrays import (
     are_below,
+    check_kind,
     check_row_splits,
     data_type_of,
     floats_from_bytes,
@@ -110,6 +111,7 @@ class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
         super().__init__(logits, token_ids, drafts)
         shape, dtype = logits.array.shape, logits.dtype.newbyteorder("=")
         self._processed = np.empty(shape, dtype) if out is None else out
+        check_kind("out", self._processed, np.ndarray, "an array")
         if (self._processed.dtype, self._processed.shape) != (dtype, shape):
             got = f"{self._processed.dtype} {list(self._processed.shape)}"
             raise ValueError(f"out must be {dtype} {list(shape)} as the logits, got {got}")

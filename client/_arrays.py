@@ -48,6 +48,12 @@ doubles_from_bytes: abc.Callable[[bytes], npt.NDArray[np.float64]] = partial(_vi
 """float64 items of the wire, read-only."""
 
 
+def check_kind(name: str, value: object, kind: type, what: str) -> None:
+    """TypeError unless `value` is of a kind, which is `what`."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
+
+
 def data_type_of(dtype: np.dtype[Any]) -> types_pb2.DataType:
     """The wire's name of a numpy type; TypeError for one that it does not carry."""
     try:
@@ -64,6 +70,15 @@ def check_logits(logits: npt.ArrayLike) -> npt.NDArray[Any]:
     if array.ndim != 2:
         raise ValueError(f"logits must have the shape [rows, columns], got {list(array.shape)}")
     return array
+
+
+def check_places(logits: npt.NDArray[Any], num_rows: int, token_ids: npt.NDArray[np.int32]) -> None:
+    """TypeError or ValueError unless `logits` is an array [num_rows, columns] that has these columns."""
+    check_kind("logits", logits, np.ndarray, "an array")
+    if logits.ndim != 2 or len(logits) != num_rows:
+        raise ValueError(f"logits must have the shape [{num_rows}, columns], got {list(logits.shape)}")
+    if not are_below(token_ids, logits.shape[1]):
+        raise ValueError(f"logits must have a column for each token id, up to {token_ids.max()}, got {logits.shape[1]}")
 
 
 def to_wire(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from logitd.client._arrays import data_type_of, from_bfloat16, to_bfloat16
+from logitd.client._arrays import check_places, data_type_of, from_bfloat16, to_bfloat16
 from logitd.client._types import Profile
 
 if TYPE_CHECKING:
@@ -66,9 +66,8 @@ class Edits:
         """
         if not self.is_full:
             raise ValueError("only edits in full can be applied, got a difference: merge it into an EditTable")
+        check_places(logits, len(self.repetition), self.token_ids)
         data_type_of(logits.dtype)
-        if logits.ndim != 2 or len(logits) != len(self.repetition):
-            raise ValueError(f"logits must have the shape [{len(self.repetition)}, columns], got {list(logits.shape)}")
         acts = np.flatnonzero(self.flags & (_IS_SEEN | _IS_BANNED))
         places = self.row_indices[acts], self.token_ids[acts]
         logits[places] = _round(self._edit(_widen(logits[places]), acts, places[0]), logits.dtype)

@@ -265,10 +265,6 @@ class _FailedCall(Protocol):
     def trailing_metadata(self) -> Any: ...
 
 
-# Not the server's word, which has a reason: it ended with the call under way, or a proxy reset its streams.
-_CUT_OFF = (grpc.StatusCode.CANCELLED, grpc.StatusCode.INTERNAL)
-
-
 def from_grpc_error(error: grpc.RpcError) -> RpcError:
     """Translates an error of gRPC, sync or asyncio. The most specific class wins.
 

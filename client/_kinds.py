@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from logitd.client._apply_steps import SparseStep, split_rows
+from logitd.client._apply_steps import DenseStep, SparseStep, split_rows
+from logitd.client._arrays import check_kind
+from logitd.client._drafts import as_drafts
 from logitd.client._logits import InlineLogits, LogitsSource, SharedRows
 from logitd.client._session import BatchSession
 from logitd.client._shared import SharedMemory
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
     from logitd.client._beam_history import BeamHistory
     from logitd.client._config import ClientConfig
-    from logitd.client._drafts import Drafts
+    from logitd.client._drafts import AnyDrafts, Drafts
     from logitd.client._penalty_history import PenaltyHistory
     from logitd.client._steps import StepTokens
     from logitd.client._types import BeamStep, RowLayout, SearchStep
@@ -32,14 +34,33 @@ class PenaltySession(BatchSession):
     history: PenaltyHistory
 
     def _rows_in(self, shared: SharedMemory, rows: slice | None, drafts: Drafts | None) -> SharedRows:
+        check_kind("shared", shared, SharedMemory, "shared logits")
         whole = slice(0, self._num_rows if drafts is None else drafts.num_positions)
         if rows is None:
             return SharedRows(shared, whole)
+        check_kind("rows", rows, slice, "a slice")
         start, stop, step = rows.indices(whole.stop)
         return SharedRows(shared, slice(start, stop, step))
 
-    def _dense_source(self, logits: npt.ArrayLike, config: ClientConfig) -> InlineLogits:
-        return InlineLogits(logits, min(config.chunk_bytes, config.most_reply_bytes))
+    def _inline(self, logits: npt.ArrayLike, chunk_bytes: int, drafts: Drafts | None) -> InlineLogits:
+        # The server sees chunks, which may be any rows, and counts the tokens with the first of them.
+        source = InlineLogits(logits, chunk_bytes)
+        wanted, what = (self._num_rows, "batch") if drafts is None else (drafts.num_positions, "drafts' positions")
+        if source.num_rows != wanted:
+            raise ValueError(f"logits must have {wanted} rows, those of the {what}, got {source.num_rows}")
+        return source
+
+    def _dense_step(
+        self,
+        logits: npt.ArrayLike,
+        token_ids: StepTokens | None,
+        drafts: AnyDrafts | None,
+        out: npt.NDArray[Any] | None,
+        config: ClientConfig,
+    ) -> DenseStep:
+        made = as_drafts(drafts)
+        source = self._inline(logits, min(config.chunk_bytes, config.most_reply_bytes), made)
+        return DenseStep(source, token_ids, made, out)
 
     def _sparse_step(
         self, source: LogitsSource, token_ids: StepTokens | None, drafts: Drafts | None, config: ClientConfig

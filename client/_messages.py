@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from logitd.client import _convert as convert
+from logitd.client import _types as types
+from logitd.client._arrays import check_kind
 from logitd.client._exceptions import ProtocolError
 from logitd.v1 import service_pb2, types_pb2
 
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as AnySequence
 
-    from logitd.client import _types as types
 
 Result = TypeVar("Result")
 _Reply = TypeVar("_Reply", bound=Message)
@@ -83,6 +84,8 @@ def create_request(
     kind: str, sequences: AnySequence[types.Sequence], options: BatchOptions
 ) -> service_pb2.CreateBatchRequest:
     """The request for a batch of the kind PENALTY or BEAM."""
+    for index, sequence in enumerate(sequences):
+        check_kind(f"sequences[{index}]", sequence, types.Sequence, "a Sequence")
     return service_pb2.CreateBatchRequest(
         batch_id=options.batch_id if options.batch_id is not None else random_batch_id(),
         create_key=options.create_key or random_id(),

@@ -6,6 +6,7 @@ result back, or throws the LogitdError it ended with.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -74,6 +75,9 @@ class Refill:
     fill: Callable[[], object]
 
 
+MOST_REGISTRATIONS = 3
+"""A server that serves has its side socket: what fails there so often, while it does, is somewhere else."""
+
 Order: TypeAlias = Attempt | Pause | AwaitServer | Ask | Register | Refill
 Orders: TypeAlias = "Generator[Order, Any, None]"
 
@@ -81,13 +85,21 @@ Orders: TypeAlias = "Generator[Order, Any, None]"
 class Patience:
     """How long something is tried again, and how often: the pauses in between double."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, most_ready: int | None = None) -> None:
+        """At most so many tries beside a server that is ready, if that should be enough for what is tried."""
         self._deadline = time.monotonic() + seconds
         self._pause = _FIRST_PAUSE
+        self._ready_left = math.inf if most_ready is None else most_ready
+
+    def note_ready(self) -> None:
+        """The server is ready before the next try."""
+        self._ready_left -= 1
 
     @property
     def remaining(self) -> float:
         """Seconds; 0 at the end."""
+        if self._ready_left <= 0:
+            return 0.0
         return max(0.0, self._deadline - time.monotonic())
 
     def next_pause(self) -> float:

@@ -164,7 +164,7 @@ class BatchSession:
     def _judge(self, step: Step[Any], error: BaseException) -> None:
         if isinstance(error, RpcError) and error.nothing_changed:
             self._settle(step, None)
-        elif step.is_mutation:
+        elif step.is_mutation and step.is_sent:
             if not isinstance(error, LogitdError):  # of those the recovery has told
                 step.note_failure(error)
             step.keep()

@@ -39,7 +39,7 @@ _MADV_POPULATE_WRITE = 23
 
 
 class SharedFile(ABC):
-    """The file behind shared memory. It is open, has its size, and all of that is there."""
+    """The file behind shared memory. It is open and has its size."""
 
     descriptor: int
 
@@ -67,7 +67,8 @@ class MemoryFile(SharedFile):
         self._connection: socket.socket | None = None
         self.descriptor = os.memfd_create("logitd", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.posix_fallocate(self.descriptor, 0, byte_size)
+            # Memory is taken with the first touch, which comes after the server has agreed to so much.
+            os.ftruncate(self.descriptor, byte_size)
             fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         except BaseException:
             self.close()
@@ -140,7 +141,10 @@ class SharedMemory:
         self._file = file
         self._region_id = ""
         self._tensors: dict[tuple[int, int], bytes] = {}
-        self._array: npt.NDArray[Any] | None = _map(file).view(np.dtype(dtype).newbyteorder("<")).reshape(shape)
+        memory = _map(file)
+        items = np.frombuffer(memory, np.dtype(dtype).newbyteorder("<"))
+        self._array: npt.NDArray[Any] | None = items.reshape(shape)
+        self._untouched: mmap.mmap | None = memory
 
     @property
     def array(self) -> npt.NDArray[Any]:
@@ -184,13 +188,16 @@ class SharedMemory:
 
     def rename(self, region_id: str) -> None:
         """Takes the name under which the server has it from now on."""
+        if self._untouched is not None:
+            _touch_pages(self._untouched)
+            self._untouched = None
         self._region_id = region_id
         self._tensors.clear()
 
     def release(self) -> None:
         """Lets go of the file. Arrays that were taken keep their memory, which nobody shares any more."""
         if self._array is not None:
-            self._array = None
+            self._array = self._untouched = None
             self._tensors.clear()
             self._file.close()
 
@@ -233,16 +240,17 @@ def side_socket_of(target: str) -> str:
     return path.removeprefix("//") + SIDE_SOCKET_SUFFIX
 
 
-def _map(file: SharedFile) -> npt.NDArray[np.uint8]:
+def _map(file: SharedFile) -> mmap.mmap:
     try:
-        memory = mmap.mmap(file.descriptor, file.byte_size)
-        items = np.frombuffer(memory, np.uint8)
-        # The first touch of 32 MiB takes tens of milliseconds: now, and not in a step.
-        try:
-            memory.madvise(_MADV_POPULATE_WRITE)
-        except (OSError, ValueError):
-            items[:: mmap.PAGESIZE] = 0
+        return mmap.mmap(file.descriptor, file.byte_size)
     except BaseException:
         file.close()
         raise
-    return items
+
+
+def _touch_pages(memory: mmap.mmap) -> None:
+    # The first touch of 32 MiB takes tens of milliseconds: now, and not in a step. Nothing is in it yet.
+    try:
+        memory.madvise(_MADV_POPULATE_WRITE)
+    except (OSError, ValueError):
+        np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 0

@@ -1,7 +1,7 @@
 """What all steps have in common, and the one that only counts tokens. No I/O.
 
 A step has one message, or several that each carry some consecutive rows of its logits. Whoever moves the bytes asks
-for `message(index)` in order, hands every reply to `receive`, and takes `result()` when all are answered. A message is
+for `outgoing(index)` in order, hands every reply to `receive`, and takes `result()` when all are answered. A message is
 a function of what the step was made of and where it is aimed, so that the very same bytes can be sent again.
 """
 
@@ -69,6 +69,8 @@ class Step(ABC, Generic[Result]):
     refill: abc.Callable[[], object] | None = None
     """Fills it again."""
     is_aimed = False
+    is_sent = False
+    """Whether a message of it has gone out; before, nothing can have happened."""
     revision_after: int
     """The batch's revision when the step is done, once it is aimed."""
 
@@ -111,6 +113,12 @@ class Step(ABC, Generic[Result]):
     @abstractmethod
     def message(self, index: int) -> bytes:
         """The bytes of a message; the same ones each time."""
+
+    def outgoing(self, index: int) -> bytes:
+        """The bytes of a message that is sent now."""
+        message = self.message(index)
+        self.is_sent = True
+        return message
 
     def receive(self, reply: bytes) -> Receipt:
         """Takes the reply to the first message that is not answered; ProtocolError where it breaks the contract."""

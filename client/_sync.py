@@ -13,7 +13,7 @@ from logitd.client import _messages as messages
 from logitd.client._beam_history import BeamHistory
 from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
-from logitd.client._recovery import Patience
+from logitd.client._recovery import MOST_REGISTRATIONS, Patience
 from logitd.client._shared import open_shared_file
 from logitd.client._shared_logits import SharedLogits
 from logitd.client._sync_batch import BeamBatch, PenaltyBatch
@@ -177,7 +177,7 @@ class Client(config.ClientBase):
         file = open_shared_file((rows, columns), dtype, self._config.target, **options)
         shared = SharedLogits(self, (rows, columns), dtype, file)
         try:
-            self._patiently(lambda: self._register(shared))
+            self._patiently(lambda: self._register(shared), MOST_REGISTRATIONS)
         except BaseException:
             shared.release()
             raise
@@ -229,9 +229,9 @@ class Client(config.ClientBase):
     def _ask(self, call: messages.Call[Result]) -> Result:
         return self._patiently(lambda: self._call(call))
 
-    def _patiently(self, action: abc.Callable[[], Result]) -> Result:
+    def _patiently(self, action: abc.Callable[[], Result], most_ready: int | None = None) -> Result:
         """Does what may be repeated: a server that was there is waited for."""
-        patience = Patience(self._config.recover_timeout)
+        patience = Patience(self._config.recover_timeout, most_ready)
         while True:
             try:
                 return action()
@@ -241,6 +241,7 @@ class Client(config.ClientBase):
             time.sleep(patience.next_pause())
             with contextlib.suppress(DeadlineExceededError, UnavailableError):
                 self.wait_until_ready(patience.remaining)
+                patience.note_ready()
 
     def _call(
         self, call: messages.Call[Result], *, timeout: float | None = None, wait_for_ready: bool = False

@@ -12,12 +12,11 @@ import grpc
 from logitd.client import _config as config
 from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
-from logitd.client._apply_steps import DenseStep, EditsStep, InPlaceStep
+from logitd.client._apply_steps import EditsStep, InPlaceStep
 from logitd.client._beam_steps import BeamSearchStep
 from logitd.client._drafts import as_drafts
 from logitd.client._exceptions import LogitdError, NotFoundError, ProtocolError, from_grpc_error, step_timeout
 from logitd.client._kinds import BeamSession, PenaltySession, SearchResults
-from logitd.client._logits import InlineLogits
 from logitd.client._membership_steps import FilterStep, MergeStep
 from logitd.client._session import BatchSession, Running
 from logitd.client._steps import AccumulateStep, Step
@@ -153,7 +152,7 @@ class _Batch(BatchSession):
 
     def _attempt(self, step: Step[Any]) -> None:
         if step.is_unary:
-            self._receive(step, self._client._send(step.method, step.message(0), self.batch_id))
+            self._receive(step, self._client._send(step.method, step.outgoing(0), self.batch_id))
             return
         stream = self._open_stream(step.method)
         try:
@@ -198,7 +197,7 @@ class _Batch(BatchSession):
         next_message = step.num_answered
         while step.num_answered < step.num_messages:
             while next_message < min(step.num_messages, step.num_answered + _MESSAGES_AHEAD):
-                stream.send(step.message(next_message))
+                stream.send(step.outgoing(next_message))
                 next_message += 1
             self._receive(step, stream.receive())
 
@@ -259,15 +258,15 @@ class PenaltyBatch(_Batch, PenaltySession):
         out
             Where to write them, perhaps `logits` itself; returned. When the step fails some may be. None: a new array.
         """
-        source = self._dense_source(logits, self._client._config)
-        return self._run(DenseStep(source, token_ids, as_drafts(drafts), out))
+        return self._run(self._dense_step(logits, token_ids, drafts, out, self._client._config))
 
     def apply_sparse(
         self, logits: npt.ArrayLike, token_ids: StepTokens | None = None, *, drafts: AnyDrafts | None = None
     ) -> types.SparsePatch:
         """What `apply` would change in `logits`, which stay as they are; the parameters are those of `apply`."""
-        source = InlineLogits(logits, self._client._config.chunk_bytes)
-        return self._run(self._sparse_step(source, token_ids, as_drafts(drafts), self._client._config))
+        made = as_drafts(drafts)
+        source = self._inline(logits, self._client._config.chunk_bytes, made)
+        return self._run(self._sparse_step(source, token_ids, made, self._client._config))
 
     def apply_shared(
         self,

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from logitd.client._arrays import check_places
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -212,9 +214,7 @@ class SparsePatch:
 
     def apply_to_inplace(self, logits: npt.NDArray[Any]) -> None:
         """Writes the new values into `logits`, [R, columns] of the type that was sent."""
-        rows = len(self.row_splits) - 1
-        if logits.ndim != 2 or logits.shape[0] != rows:
-            raise ValueError(f"logits must have the shape [{rows}, columns], got {list(logits.shape)}")
+        check_places(logits, len(self.row_splits) - 1, self.token_ids)
         if logits.dtype.newbyteorder("=") != self.values.dtype:
             raise TypeError(f"logits must be {self.values.dtype}, got {logits.dtype}")
         logits[self.row_indices, self.token_ids] = self.values

@@ -1,4 +1,7 @@
-"""The mathematics of logitd: penalties and beam search on torch tensors. No gRPC, no I/O, no clocks."""
+"""The mathematics of logitd: penalties and beam search on torch tensors, penalties on numpy arrays as well.
+
+No gRPC, no I/O, no clocks.
+"""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ class PenaltyOrchestrator:
         self._edits.apply_inplace(logits, first_row)
 
     def compute_patch(self, logits: Logits, *, first_row: int = 0) -> Patch:
-        """What `apply_inplace` would change in `logits`, which stay as they are."""
+        """What `apply_inplace` would change in `logits`, as it takes them; they stay as they are."""
         check_logits(logits, first_row, self.num_rows, self.vocab_size)
         return self.patch_maker.compute_patch(logits, first_row)
 

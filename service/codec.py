@@ -14,7 +14,7 @@ from logitd.service.frames import Payload, append_payload, split_payload, view_a
 from logitd.v1 import types_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _M = TypeVar("_M", bound=Message)
 
 # Of logits as arrays have them, bfloat16 as the uint16 of its bits.
-ITEM_TYPES = {
+ITEM_TYPES: Mapping[types_pb2.DataType, np.dtype[Any]] = {
     types_pb2.DATA_TYPE_FP32: np.dtype(np.float32),
     types_pb2.DATA_TYPE_FP16: np.dtype(np.float16),
     types_pb2.DATA_TYPE_BF16: np.dtype(np.uint16),

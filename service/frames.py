@@ -109,7 +109,7 @@ def view_unseen_array(payload: Payload, dtype: np.dtype[Any], shape: tuple[int, 
     address = np.frombuffer(payload.owner, np.uint8).ctypes.data + payload.start
     memory = (ctypes.c_char * len(payload)).from_address(address)
     memory.owner = payload.owner  # type: ignore[attr-defined]  # the array keeps `memory`, which keeps the bytes
-    return np.frombuffer(memory, dtype).reshape(shape)
+    return np.frombuffer(memoryview(memory), dtype).reshape(shape)
 
 
 def _nest(path: tuple[int, ...], tensor_head: bytes, num_bytes: int, padding: bytes) -> bytes:

@@ -75,7 +75,7 @@ class Handlers:
     async def _do_all(
         self, call: Call, operation: Callable[[OperationContext, bytes], bytes | Unfinished], data: bytes
     ) -> bytes:
-        reply = await self._worker.run(call.work, operation, self._context, data)
+        reply: bytes | Unfinished = await self._worker.run(call.work, operation, self._context, data)
         while isinstance(reply, Unfinished):
             reply = await self._worker.run(call.work, reply.go_on)
         return reply

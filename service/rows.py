@@ -15,6 +15,8 @@ def check_rows(path: str, first_row: int, shape: Sequence[int], num_rows: int) -
 
     A shape that is not [rows, columns] is left to those who read the tensor.
     """
+    if num_rows == 0:
+        raise InvalidField("first_row", "must be a row of the batch, which has none left", first_row)
     if not 0 <= first_row < num_rows:
         raise InvalidField("first_row", f"must be in [0, {num_rows})", first_row)
     if len(shape) == 2 and shape[0] > num_rows - first_row:

@@ -15,6 +15,7 @@ from grpc_reflection.v1alpha import reflection
 
 from logitd.service.call_log import CallLog
 from logitd.service.calls import SERVICE_NAME
+from logitd.service.config import ConfigError
 from logitd.service.handlers import Handlers
 from logitd.service.health import HealthService
 from logitd.service.metrics import CallMetrics, StateMetrics, make_registry
@@ -110,7 +111,7 @@ class LogitServer:
         self._resources.callback(self._worker.shutdown, cancel_futures=True)
         self._add_services()
         if self._config.shared_memory_dir:
-            clean_directory(self._config.shared_memory_dir)
+            _clean(self._config.shared_memory_dir)
         self.endpoints = Endpoints(
             tcp_address=self._open_tcp(),
             metrics_address=self._serve_metrics(),
@@ -183,6 +184,13 @@ class LogitServer:
     def _prepare_thread(self) -> None:
         torch.set_num_threads(self._config.torch_threads)
         torch.set_grad_enabled(False)
+
+
+def _clean(shared_memory_dir: str) -> None:
+    try:
+        clean_directory(shared_memory_dir)
+    except OSError as error:
+        raise ConfigError(f"shared_memory_dir must be a directory to read and write, got {error}") from error
 
 
 def _with_port(address: str, port: int) -> str:

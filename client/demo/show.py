@@ -56,7 +56,7 @@ def speculative(title: str, labels: Sequence[str], results: Sequence[Speculative
     """How many steps each text took; its tokens have been checked to be those of plain decoding."""
     _heading(title, prompt)
     for label, result in zip(labels, results, strict=True):
-        num_tokens = len(result.output.token_ids) + result.output.ended
+        num_tokens = len(result.output.token_ids)
         steps = f"{num_tokens:3} tokens in {len(result.num_accepted):3} steps"
         say(f"  {label:<36} {steps}    {mean(result.num_accepted):.2f} drafts accepted a step")
     say()

@@ -47,7 +47,7 @@ class NamedFileRegion(Region):
 
 
 def clean_directory(directory: str) -> int:
-    """Remove the files of clients that are gone, and return how many."""
+    """Remove the files of clients that are gone, and return how many. Raises OSError for what is no directory."""
     removed = 0
     for entry in os.scandir(directory):
         if entry.name.startswith(STALE_PREFIX) and entry.is_file(follow_symlinks=False) and _is_abandoned(entry.path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from harness import FULL, QUICK, Contender, Settings, measure
 from processes import bare_stream, logitd_server
-from transport_shared import EmptyRoundTrip
+from transport_shared import BareRoundTrip
 from workloads import open_batch
 
 from logitd.client.demo.llm import load_smollm2
@@ -79,7 +79,7 @@ def time_forms(num_rows: int, settings: Settings) -> dict[str, float]:
     logits = rng.normal(0, 5, (num_rows, VOCAB_SIZE)).astype(np.float32)
     with ExitStack() as stack:
         stream, client = stack.enter_context(bare_stream()), stack.enter_context(logitd_server())
-        contenders: dict[str, Contender] = {"an empty round trip": EmptyRoundTrip(stream)}
+        contenders: dict[str, Contender] = {"an empty round trip": BareRoundTrip(stream)}
         for form in FORMS:
             batch = stack.enter_context(open_batch(client, rng, logits.shape, NUM_DISTINCT))
             contenders[form] = Step(num_rows, make_call(client, batch, form, logits))

@@ -1,7 +1,9 @@
-"""The servers that benches talk to, each a process of its own on a Unix socket."""
+"""The processes that benches talk to, most of them servers on a Unix socket."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import queue
 import subprocess
 import sys
@@ -11,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
+import numpy as np
 from peers import bare_server
 
 from logitd.client import Client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from numpy.typing import NDArray
 
 _READY_SECONDS = 60
 _STOP_SECONDS = 20
@@ -48,6 +53,39 @@ class BareStream:
         self._outbox.put(None)
         for _ in self._replies:
             pass
+
+
+class Toucher:
+    """A process that reads and writes items of `array`, which is its memory too."""
+
+    def __init__(self, process: subprocess.Popen[bytes], array: NDArray[np.float32]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._orders, self._answers = process.stdin, process.stdout
+        self.array = array
+
+    def touch(self) -> None:
+        """Have all of its items read and written, once."""
+        self._orders.write(b".")
+        self._orders.flush()
+        self._answers.read(1)
+
+
+@contextmanager
+def toucher(shape: tuple[int, int], num_distinct: int) -> Iterator[Toucher]:
+    """A toucher of `num_distinct` items of each row of float32 [rows, columns]."""
+    num_bytes = shape[0] * shape[1] * np.dtype(np.float32).itemsize
+    descriptor = os.memfd_create("logitd-bench")
+    os.ftruncate(descriptor, num_bytes)
+    array = np.frombuffer(mmap.mmap(descriptor, num_bytes), np.float32).reshape(shape)
+    script = Path(__file__).parent / "peers" / "toucher.py"
+    command = [sys.executable, str(script), *map(str, (descriptor, *shape, num_distinct))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=(descriptor,))
+    os.close(descriptor)
+    try:
+        yield Toucher(process, array)
+    finally:
+        process.communicate(timeout=_STOP_SECONDS)  # the end of its input ends it
 
 
 @contextmanager

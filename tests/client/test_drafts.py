@@ -80,9 +80,9 @@ def test_ragged_ids_of_any_kind_are_chains(server_target, connect, run):
             parents = Drafts(lists, parents=[range(-1, len(ids) - 1) for ids in lists])
             for drafts in (lists, arrays, parents):
                 assert (await batch.apply(logits, drafts=drafts)).tobytes() == expected.tobytes()
-            square = np.full((3, 2), 5, np.int32)
-            same = await batch.apply(logits[:9], drafts=square)
-            assert same.tobytes() == (await batch.apply(logits[:9], drafts=[[5, 5]] * 3)).tobytes()
+            square, nine = np.full((3, 2), 5, np.int32), logits_of(9)
+            same = await batch.apply(nine, drafts=square)
+            assert same.tobytes() == (await batch.apply(nine, drafts=[[5, 5]] * 3)).tobytes()
 
     run(scenario)
 

@@ -21,4 +21,4 @@ def test_code_prints_what_the_readme_says(
 
 
 def test_every_session_is_found() -> None:
-    assert len(SESSIONS) == README.read_text(encoding="utf-8").count("```python") == 3
+    assert len(SESSIONS) == README.read_text(encoding="utf-8").count("```python") == 4

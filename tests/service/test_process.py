@@ -164,6 +164,7 @@ def test_file_that_is_no_socket_is_not_touched(tmp_path: Path) -> None:
     [
         ({"listen": "no-such-host.invalid:1"}, "must be free to listen on, got 'no-such-host.invalid:1'"),
         ({"unix_socket": "/no/such/folder/s"}, "must be in a directory that can be read, got '/no/such/folder'"),
+        ({"listen": "127.0.0.1:0", "shared_memory_dir": "/no/such"}, "shared_memory_dir must be a directory to read"),
         ({"unix_socket": "/" + "x" * 107}, "must be at most 107 bytes, with its suffix, got '/xxx"),
     ],
 )
