@@ -210,7 +210,7 @@ def test_a_refused_step_changes_nothing_and_the_next_one_works(server_target, co
                 await batch.accumulate([2, VOCAB])
             assert [violation.field for violation in caught.value.field_violations] == ["tokens.token_ids[1]"]
             with pytest.raises(InvalidArgumentError):
-                await batch.apply(logits_of(3), [2, 2])
+                await batch.apply(logits_of(2, VOCAB - 1), [2, 2])
             assert (batch.revision, batch.has_unanswered_step) == (1, False)
             logits = logits_of(2)
             assert np.array_equal(await batch.apply(logits, [2, 2]), halved(logits, [1, 2], [1, 2]))

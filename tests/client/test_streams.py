@@ -176,10 +176,10 @@ def test_an_error_within_many_chunks_is_told(fake, replies, connect, run):
     async def scenario():
         async with (
             connect(fake.target, chunk_bytes=1) as client,
-            await client.create_batch(TWO, vocab_size=4) as batch,
+            await client.create_batch([Sequence()] * 50, vocab_size=4) as batch,
         ):
             with pytest.raises(InvalidArgumentError):
-                await batch.apply(np.zeros((50, 4), np.float32), [1, 2])
+                await batch.apply(np.zeros((50, 4), np.float32), [1] * 50)
 
     run(scenario)
 
@@ -191,10 +191,10 @@ def test_a_stream_that_breaks_within_many_chunks_is_unavailable_and_not_internal
     async def scenario():
         async with (
             connect(fake.target, recover=False, chunk_bytes=1) as client,
-            await client.create_batch(TWO, vocab_size=4) as batch,
+            await client.create_batch([Sequence()] * 50, vocab_size=4) as batch,
         ):
             with pytest.raises(UnavailableError):
-                await batch.apply(np.zeros((50, 4), np.float32), [1, 2])
+                await batch.apply(np.zeros((50, 4), np.float32), [1] * 50)
             with pytest.raises(UnavailableError):
                 await batch.retry()
             assert (await batch.retry()).shape == (50, 4)
