@@ -127,6 +127,8 @@ class _AsyncBatch(BatchSession):
         if step.is_unary:
             self._receive(step, await self._client._send(step.method, step.outgoing(0), self.batch_id))
             return
+        if step.num_answered == step.num_messages:  # it was cancelled with its last answer
+            return
         stream = self._open_stream(step.method)
         try:
             with TaskLimit(self._client._limits) as limit:

@@ -25,9 +25,8 @@ class TaskLimits:
         self._timer: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
-        """Ends the timer; limits that stand no longer count."""
-        self.standing.clear()
-        if self._timer is not None:
+        """Ends the timer when no limit stands: a write of grpc.aio may never return from a channel that was closed."""
+        if self._timer is not None and not self.standing:
             self._timer.cancel()
             self._timer = None
 

@@ -104,7 +104,9 @@ def ids_to_bytes(ids: TokenIds, name: str = "token ids") -> bytes:
     if array.dtype == _INT32:
         return array.tobytes()
     narrow = array.astype(_INT32)
-    if narrow.astype(array.dtype).tobytes() != array.tobytes():
+    # A negative number of an unsigned type's bits would come back as it went.
+    is_changed = narrow.astype(array.dtype).tobytes() != array.tobytes()
+    if is_changed or (array.dtype.kind == "u" and narrow.min() < 0):
         raise ValueError(f"{name} must fit into int32, got {array.min()} to {array.max()}")
     return narrow.tobytes()
 

@@ -265,5 +265,17 @@ class Client(config.ClientBase):
             reply = send(message, timeout=limit, metadata=metadata, wait_for_ready=wait_for_ready)
         except grpc.RpcError as error:
             raise from_grpc_error(error) from error
+        except ValueError:  # of a channel that another thread has just closed
+            self._check_open()
+            raise
         self._was_reached = True
         return reply
+
+    def _open_stream(self, method: str, messages_out: abc.Iterator[bytes], batch_id: str) -> abc.Iterator[bytes]:
+        open_call: grpc.StreamStreamMultiCallable[bytes, bytes]
+        open_call = self._channel.stream_stream(messages.method_path(method))
+        try:
+            return open_call(messages_out, metadata=self._config.metadata(batch_id))
+        except ValueError:  # as in `_send`
+            self._check_open()
+            raise

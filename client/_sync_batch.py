@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar, cast
 import grpc
 
 from logitd.client import _config as config
-from logitd.client import _messages as messages
 from logitd.client import _recovery as recovery
 from logitd.client._apply_steps import EditsStep, InPlaceStep
 from logitd.client._beam_steps import BeamSearchStep
@@ -58,11 +57,9 @@ class _StreamCall(Protocol):
 class _Stream:
     """An open stream; sending never waits."""
 
-    def __init__(self, channel: grpc.Channel, method: str, metadata: tuple[tuple[str, str], ...]) -> None:
+    def __init__(self, client: Client, method: str, batch_id: str) -> None:
         self._outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        open_call: grpc.StreamStreamMultiCallable[bytes, bytes]
-        open_call = channel.stream_stream(messages.method_path(method))
-        self.call = cast("_StreamCall", open_call(iter(self._outbox.get, None), metadata=metadata))
+        self.call = cast("_StreamCall", client._open_stream(method, iter(self._outbox.get, None), batch_id))
 
     def send(self, message: bytes) -> None:
         self._outbox.put(message)
@@ -206,8 +203,7 @@ class _Batch(BatchSession):
         if stream is None or not stream.call.is_active():
             if stream is not None:
                 stream.end()
-            metadata = self._client._config.metadata(self.batch_id)
-            stream = self._streams[method] = _Stream(self._client._channel, method, metadata)
+            stream = self._streams[method] = _Stream(self._client, method, self.batch_id)
         return stream
 
     def _drop_stream(self, method: str) -> None:

@@ -87,8 +87,12 @@ class WireLogits(NamedTuple):
         return not isinstance(self.payload.owner, bytes)
 
     def view(self) -> NDArray[Any]:
-        """The logits, [rows, columns]; only those in shared memory may be changed. bfloat16 as uint16."""
-        return view_array(self.payload, ITEM_TYPES[self.data_type], self.shape)
+        """The logits, [rows, columns], bfloat16 as uint16; only those in shared memory may be changed.
+
+        A copy where they are not aligned, which numpy would make for each block of them that is read.
+        """
+        array = view_array(self.payload, ITEM_TYPES[self.data_type], self.shape)
+        return array if array.flags.aligned else array.copy()
 
     def view_tensor(self) -> torch.Tensor:
         """The logits, [rows, columns], not to be changed; a copy where they are not aligned."""

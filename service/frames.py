@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SMALL_MESSAGE = 16_384
 _VARINT, _LENGTH_DELIMITED = 0, 2
 _FIXED_WIDTHS = {1: 8, 5: 4}
-_MAX_VARINT_BYTES = 10
+_MAX_VARINT_BYTES, _MAX_LENGTH_BYTES = 10, 5
 # The walk takes a hundred times as long a field as the parser; no message of ours has so many.
 _MAX_FIELDS = 1024
 _ALIGNMENT = 8
@@ -146,17 +146,18 @@ def _find_only(data: bytes, start: int, end: int, number: int) -> _Field | None:
 def _skip_number(data: bytes, wire_type: int, start: int, end: int) -> int:
     # Where a value ends that does not give its own length.
     if wire_type == _VARINT:
-        return _read_varint(data, start, end)[1]
+        return _read_varint(data, start, end, _MAX_VARINT_BYTES)[1]
     if wire_type in _FIXED_WIDTHS:
         return start + _FIXED_WIDTHS[wire_type]
     raise _MalformedField
 
 
-def _read_varint(data: bytes, start: int, end: int) -> tuple[int, int]:
+def _read_varint(data: bytes, start: int, end: int, most_bytes: int = _MAX_LENGTH_BYTES) -> tuple[int, int]:
+    # By default a tag or a length.
     if start < end and data[start] < 0x80:
         return data[start], start + 1
     value = 0
-    for shift, position in enumerate(range(start, min(end, start + _MAX_VARINT_BYTES))):
+    for shift, position in enumerate(range(start, min(end, start + most_bytes))):
         byte = data[position]
         value |= (byte & 0x7F) << (7 * shift)
         if byte < 0x80:

@@ -118,3 +118,15 @@ def test_errors_pass_through(run):
         assert not limit.has_passed
 
     run(scenario)
+
+
+def test_a_limit_that_stands_passes_even_when_the_client_is_closed(run):
+    async def scenario():
+        limits = TaskLimits(0.05)
+        waiting = asyncio.create_task(wait(limits, 5))
+        await asyncio.sleep(0)
+        limits.close()
+        with pytest.raises(TimeoutError):
+            await waiting
+
+    run(scenario)

@@ -68,7 +68,11 @@ def test_token_ids_come_back_as_they_were(ids, dtype):
         assert arrays.ids_from_bytes(data).tolist() == ids
 
 
-@pytest.mark.parametrize("ids", [[2**31], [-(2**31) - 1], np.array([2**32], np.uint64), [2**63]])
+BEYOND = [[2**31], [-(2**31) - 1], [2**63], [2**64 - 1]]
+UNSIGNED = [(2**31, np.uint32), (2**32 - 1, np.uint32), (2**32, np.uint64), (2**64 - 1, np.uint64)]
+
+
+@pytest.mark.parametrize("ids", [*BEYOND, *(np.array([one], dtype) for one, dtype in UNSIGNED)])
 def test_token_ids_beyond_int32_are_refused_and_never_wrapped(ids):
     with pytest.raises(ValueError, match="int32"):
         arrays.ids_to_bytes(ids)
@@ -77,6 +81,11 @@ def test_token_ids_beyond_int32_are_refused_and_never_wrapped(ids):
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)), st.integers(0, 2**33))
 def test_ids_are_below_a_limit_as_numbers_are(ids, limit):
     assert arrays.are_below(np.array(ids, np.int32), limit) == all(0 <= one < limit for one in ids)
+
+
+@given(st.lists(st.integers(0, 255)), st.sampled_from(["u1", "<u2", ">u4", "<u8", "i2"]))
+def test_token_ids_of_any_integer_type_come_back_as_they_were(ids, dtype):
+    assert arrays.ids_from_bytes(arrays.ids_to_bytes(np.array(ids, dtype))).tolist() == ids
 
 
 @pytest.mark.parametrize("ids", [[1.0], [True], [[1], [2]], ["7"], 7, [None]])

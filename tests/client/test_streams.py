@@ -16,8 +16,10 @@ from logitd.client import (
     BatchBusyError,
     BatchStateError,
     Client,
+    ClientClosedError,
     InvalidArgumentError,
     ProtocolError,
+    RpcError,
     Sequence,
     StepTimeoutError,
     UnansweredStepError,
@@ -265,3 +267,69 @@ def test_no_threads_are_left(fake, replies):
 def client_threads():
     names = [thread.name for thread in threading.enumerate()]
     return [name for name in names if "consume_request_iterator" in name or "logitd" in name]
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5])
+def test_a_step_under_way_ends_when_its_client_is_closed(server_target, turns):
+    async def scenario():
+        client = AsyncClient(server_target, step_timeout=0.5, recover=False)
+        batch = await client.create_batch(TWO, vocab_size=4)
+        step = asyncio.create_task(batch.accumulate([1, 2]))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await client.close()
+        done, _ = await asyncio.wait([step], timeout=10)
+        assert done == {step}
+        step.cancelled() or step.exception()
+
+    asyncio.run(scenario())
+
+
+def test_a_step_that_was_cancelled_with_its_last_answer_is_retried(fake, monkeypatch):
+    """Its writer is waited for after that; all is answered by then."""
+    fake.script["Apply"] = [echo_of_one_row] * 2
+
+    async def scenario():
+        async with (
+            AsyncClient(fake.target, chunk_bytes=1) as client,
+            await client.create_batch(TWO, vocab_size=4) as batch,
+        ):
+            receive, logits = batch._receive, np.zeros((2, 4), np.float32)
+
+            def receive_and_cancel(step, reply):
+                receive(step, reply)
+                if step.num_answered == step.num_messages:
+                    asyncio.current_task().cancel()
+
+            monkeypatch.setattr(batch, "_receive", receive_and_cancel)
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.create_task(batch.apply(logits, [1, 2]))
+            monkeypatch.undo()
+            assert batch.has_unanswered_step
+            assert np.array_equal(await batch.retry(), logits)
+            assert not batch.has_unanswered_step
+
+    asyncio.run(scenario())
+
+
+def test_threads_that_step_while_another_closes_the_client_hear_of_that_alone(server_target):
+    errors = []
+
+    def accumulate(batch):
+        try:
+            while True:
+                batch.accumulate([1, 2])
+        except Exception as error:
+            errors.append(error)
+
+    for _ in range(15):
+        client = Client(server_target, step_timeout=5, recover=False)
+        batches = [client.create_batch(TWO, vocab_size=4) for _ in range(4)]
+        threads = [threading.Thread(target=accumulate, args=(batch,)) for batch in batches]
+        for thread in threads:
+            thread.start()
+        client.close()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+    assert {type(error) for error in errors} <= {ClientClosedError, UnavailableError, RpcError}

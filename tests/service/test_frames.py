@@ -93,6 +93,29 @@ def test_cut_message_and_payload_say_what_the_whole_says(data: bytes) -> None:
     assert message == whole
 
 
+@pytest.mark.parametrize("num_bytes", range(2, 12))
+@pytest.mark.parametrize("place", ["tag", "length", "inner tag", "inner length", "another value"])
+def test_numbers_of_many_bytes_are_judged_as_the_runtime_judges_them(place: str, num_bytes: int) -> None:
+    """Five for a tag or a length, ten for a value; the runtime refuses more."""
+
+    def number(value: int, name: str) -> bytes:
+        return long_varint(value, num_bytes) if name == place else varint(value)
+
+    inner = number(DATA << 3 | 2, "inner tag") + number(8, "inner length") + b"12345678"
+    outer = number(LOGITS << 3 | 2, "tag") + number(len(inner), "length") + inner
+    data = b"\x20" + number(7, "another value") + outer
+    rest, payload = split_payload(data, (LOGITS, DATA))
+    whole, message = parsed(data), parsed(rest)
+    assert (message is None) == (whole is None)
+    if message is not None and payload is not None:
+        message.logits.data = payload.owner[payload.start : payload.end]
+    assert message == whole
+
+
+def long_varint(value: int, num_bytes: int) -> bytes:
+    return bytes([value & 0x7F | 0x80, *[0x80] * (num_bytes - 2), 0])
+
+
 @thorough
 @given(requests())
 def test_payload_of_a_usual_message_is_cut(data: bytes) -> None:
