@@ -197,8 +197,11 @@ def most_tokens(token_ids: StepTokens | None) -> int:
     if token_ids is None:
         return 0
     ragged: Any = token_ids
-    return 1 if _is_flat(token_ids) else max(map(len, ragged))
+    return 1 if _is_flat(token_ids) else max(map(np.size, ragged))
 
 
 def _is_flat(token_ids: StepTokens) -> bool:
-    return not len(token_ids) or isinstance(token_ids[0], (int, np.integer))
+    if not hasattr(token_ids, "__len__"):
+        rule = "token ids must be a flat list of integers, or a list of them for each sequence"
+        raise TypeError(f"{rule}, got {type(token_ids).__name__}")
+    return not len(token_ids) or isinstance(token_ids[0], (int, np.integer)) or np.ndim(token_ids[0]) == 0

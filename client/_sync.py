@@ -34,7 +34,8 @@ Result = TypeVar("Result")
 class Client(config.ClientBase):
     """A connection to a server. A context manager; threads may share it, but not a batch of it.
 
-    Calls that fail raise a `LogitdError`; the tree of its kinds is drawn in its module.
+    Calls that fail raise a `LogitdError`; `help("logitd.client._exceptions")` draws the tree of its kinds. A server
+    that restarts is waited for, and what it forgot is rebuilt; the parameters say how long, and how to leave that out.
     """
 
     def _connect(self) -> None:

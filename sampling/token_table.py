@@ -144,7 +144,7 @@ class TokenTable:
     def token_ids(self, first_row: int = 0, end_row: int | None = None) -> NDArray[np.int32]:
         """Int32 [n]: the id of each entry of rows [first_row, end_row), by default of all."""
         splits = self.row_splits[first_row : None if end_row is None else end_row + 1]
-        # In 32 bits, of which what a difference of two keys leaves over does not need more.
+        # In 32 bits, which may wrap: the differences, which are token ids, are right all the same.
         ids = self.keys[splits[0] : splits[-1]].astype(np.int32)
         first_keys = (np.arange(first_row, first_row + len(splits) - 1) * self.vocab_size).astype(np.int32)
         ids -= first_keys if len(first_keys) == 1 else first_keys.repeat(splits[1:] - splits[:-1])

@@ -49,6 +49,20 @@ def test_a_step_that_cannot_be_made_leaves_the_batch_as_it_was(server_target, co
     run(scenario)
 
 
+@pytest.mark.parametrize("ids", [5, iter([1, 2]), [1.0, 2.0], [None, None], ["1", "2"], [[1], 2], [[1], [2.0]]])
+def test_token_ids_of_other_kinds_are_refused_in_words(server_target, connect, run, ids):
+    async def scenario():
+        async with (
+            connect(server_target) as client,
+            await client.create_batch([Sequence()] * 2, vocab_size=VOCAB) as batch,
+        ):
+            for step in (lambda: batch.accumulate(ids), lambda: batch.apply(LOGITS, ids), lambda: batch.edits(ids)):
+                with pytest.raises(TypeError, match="token ids must be a flat list of integers"):
+                    await step()
+
+    run(scenario)
+
+
 def test_a_beam_step_that_cannot_be_made_leaves_the_batch_as_it_was(server_target, connect, run):
     async def scenario():
         search = Sequence(max_new_tokens=4, beam=Beam(2))
