@@ -144,6 +144,8 @@ class AsyncClient(config.ClientBase):
             remaining = max(0.0, deadline - time.monotonic())
             try:
                 return await self._call(messages.get_capabilities(), limit=remaining, wait_for_ready=True)
+            except DeadlineExceededError as error:
+                raise self._not_ready(timeout, error) from error
             except UnavailableError:
                 if time.monotonic() + config.STARTING_PAUSE > deadline:
                     raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from logitd.client._exceptions import ClientClosedError
+from logitd.client._exceptions import ClientClosedError, DeadlineExceededError
 
 if TYPE_CHECKING:
     import grpc
@@ -136,6 +136,10 @@ class ClientBase:
     def _check_open(self) -> None:
         if self._is_closed:
             raise ClientClosedError(f"the client of {self._config.target!r} is closed")
+
+    def _not_ready(self, seconds: float, error: DeadlineExceededError) -> DeadlineExceededError:
+        message = f"no server answered at {self._config.target!r} within {seconds:g} s: {error.message}"
+        return DeadlineExceededError(message, error.details)
 
     @property
     def _expects_server(self) -> bool:
