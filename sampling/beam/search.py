@@ -188,7 +188,8 @@ class BeamSearch:
 
     def _check_shape(self, logits: torch.Tensor) -> None:
         if logits.dtype not in _DTYPES:
-            raise LogitsError("must be a tensor of float32, float16 or bfloat16", f"{type(logits).__name__} of {logits.dtype}")
+            got = f"{type(logits).__name__} of {logits.dtype}"
+            raise LogitsError("must be a tensor of float32, float16 or bfloat16", got)
         rows, width = self.num_rows, self.vocab_size
         if logits.dim() != 2 or logits.shape[0] != rows or logits.shape[1] < width:
             raise LogitsError(f"must be [{rows}, at least {width}]", list(logits.shape))
