@@ -172,7 +172,6 @@ async def refusals(caller: Caller, notes: dict[str, Any]) -> None:
         await settle(batch.accumulate(TOKENS))
         await note("revision", lambda: stale.accumulate(TOKENS))
         await note("token", lambda: batch.accumulate([0, VOCAB, 1]))
-        await note("rows", lambda: batch.apply(logits_of(1, rows=4), [1, 2, 3]))
         await note("rollback", lambda: batch.accumulate([1, 2, 3], rollback=[99, 0, 0]))
         await note("unknown sequence", lambda: batch.filter(["nobody"]))
         await note("penalty", lambda: create(Sequence(penalties=Penalties(repetition_penalty=-1.0))))
