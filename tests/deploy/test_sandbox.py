@@ -36,3 +36,9 @@ def test_nothing_outlives_its_block(tmp_path: Path) -> None:
             time.sleep(0.01)
     assert not place.exists()
     assert not list((tmp_path / "root").iterdir())
+
+
+def test_what_is_closed_meanwhile_is_not_listed(tmp_path: Path) -> None:
+    busy = ["sh", "-c", "while :; do exec 8</dev/null 9</dev/null; exec 8<&- 9<&-; done"]
+    with make_sandbox(tmp_path).running(busy, tmp_path / "log") as contained:
+        assert all(contained.listening() == set() for _ in range(500))

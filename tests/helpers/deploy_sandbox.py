@@ -173,7 +173,7 @@ class Contained:
 
     def listening(self) -> set[tuple[str, int]]:
         """Addresses, in the kernel's hexadecimal, and ports of the TCP sockets that it listens on."""
-        sockets = {os.readlink(entry) for entry in _descriptors(self.pid)}
+        sockets = _descriptors(self.pid)
         found = set()
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
@@ -191,8 +191,13 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _descriptors(pid: int) -> list[Path]:
-    return [entry for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()]
+def _descriptors(pid: int) -> set[str]:
+    """What the process has open, without what it closes while this looks: a probe's connection comes and goes."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.add(os.readlink(entry))
+    return found
 
 
 def make_volume(place: Path, group: int) -> Path:
