@@ -1,4 +1,8 @@
-"""A beam step whose logits lie in shared memory, the whole client call, against the library's own step."""
+"""A beam step whose logits lie in shared memory, the whole client call, against the library's own step.
+
+The row named `floor` holds against the same limit what no service could do without: a bare gRPC round trip, and the
+library's step in a process that has waited for it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from harness import Case, Contender, Row, Settings, measure
-from processes import logitd_server
+from processes import bare_stream, logitd_server
+from transport_shared import BareRoundTrip
 
 from logitd.client import Beam, BeamBatch, Sequence, SharedLogits
 from logitd.sampling.beam import BeamParameters, BeamSearch, EarlyStopping, RequestStart
@@ -42,6 +47,17 @@ class LibraryStep(Contender):
         self._search = self._search.step(self._logits)[0]
 
 
+class Floor(Contender):
+    """A round trip of a few bytes, and then the library's step."""
+
+    def __init__(self, round_trip: BareRoundTrip, step: LibraryStep) -> None:
+        self._parts = (round_trip, step)
+
+    def run(self) -> None:
+        for part in self._parts:
+            part.run()
+
+
 def cases() -> Iterator[Case]:
     """One search."""
     yield Case(NAME, _measure)
@@ -56,8 +72,16 @@ def _measure(settings: Settings) -> Iterator[Row]:
         logitd_server() as client,
         client.create_beam_batch([sequence], vocab_size=VOCAB_SIZE) as batch,
         client.shared_logits(WIDTH, VOCAB_SIZE) as shared,
+        bare_stream() as stream,
     ):
         shared.array[...] = logits
-        contenders = {"ours": OurCall(batch, shared), "library": LibraryStep(search, torch.from_numpy(logits))}
+        library, floor = (LibraryStep(search, torch.from_numpy(logits)) for _ in range(2))
+        contenders = {
+            "ours": OurCall(batch, shared),
+            "library": library,
+            "floor": Floor(BareRoundTrip(stream), floor),
+        }
         times = measure(contenders, settings, clock=time.perf_counter)
-    yield Row.of(NAME, times["ours"], "the library's own step", times["library"], LIMIT)
+    peer = "the library's own step"
+    yield Row.of(NAME, times["ours"], peer, times["library"], LIMIT)
+    yield Row.of(f"{NAME}/floor", times["floor"], peer, times["library"], LIMIT)
