@@ -56,7 +56,7 @@ class ServerConfig:
     max_state_bytes: int = _setting(4 << 30, "bytes of state that all batches together may reserve")
     idle_timeout_seconds: float = _setting(600.0, "a batch expires after this long without a message")
     max_queued_bytes: int = _setting(64 << 20, "bytes of a stream that are read ahead of the work")
-    reply_timeout_seconds: float = _setting(30.0, "a stream ends when its caller leaves a reply unread this long")
+    reply_timeout_seconds: float = _setting(30.0, "a caller that leaves a reply unread this long loses its stream")
     keepalive_seconds: float = _setting(60.0, "a connection that is silent this long is pinged")
     keepalive_timeout_seconds: float = _setting(20.0, "a ping unanswered this long closes its connection")
     min_ping_interval_seconds: float = _setting(30.0, "clients may ping this often, with or without open calls")

@@ -1,10 +1,11 @@
-"""gRPC's handlers: raw bytes in, one job on the worker thread, raw bytes or a status out."""
+"""gRPC's handlers: raw bytes in, one job of the worker's, raw bytes or a status out."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
@@ -92,20 +93,28 @@ class Handlers:
                     await self._answer(call, self._serve_stream(call, open_stream(self._context), inbox, watch))
             finally:
                 self._inboxes.discard(inbox)
-                inbox.close()
-                watch.close()
 
         return handle
 
     async def _serve_stream(self, call: Call, stream: StepStream, inbox: Inbox, watch: ReplyWatch) -> None:
-        while (data := await inbox.get()) is not None:
-            call.count_received(data)
-            is_quick = len(data) <= _SMALL_BYTES and call.work_seconds <= _QUICK_SECONDS
-            inbox.read_ahead(not is_quick)
-            reply = await self._worker.run(call.work, stream.step, data, is_quick=is_quick)
-            await watch.write(call.write(reply))
-        # A caller that is gone looks like one that half-closed until gRPC cancels this task, in the next turn.
-        await asyncio.sleep(0)
+        # Closed before the status goes out: a caller that does not read may keep it waiting for as long as it likes.
+        with closing(inbox), closing(watch):
+            while await self._serve_message(call, stream, inbox, watch):
+                pass
+            # A caller that is gone looks like one that half-closed until gRPC cancels this task, mostly in this turn.
+            await asyncio.sleep(0)
+
+    async def _serve_message(self, call: Call, stream: StepStream, inbox: Inbox, watch: ReplyWatch) -> bool:
+        # On its own, so that nothing of a message or its reply is held while the next one is waited for.
+        data = await inbox.get()
+        if data is None:
+            return False
+        call.count_received(data)
+        is_quick = len(data) <= _SMALL_BYTES and call.work_seconds <= _QUICK_SECONDS
+        inbox.read_ahead(not is_quick)
+        reply = await self._worker.run(call.work, stream.step, data, is_quick=is_quick)
+        await watch.write(call.write(reply))
+        return True
 
     async def _answer(self, call: Call, answer: Awaitable[_T]) -> _T:
         # The boundary: what a call raises becomes its status.
@@ -113,8 +122,6 @@ class Handlers:
             return await answer
         except ServiceError as error:
             status = call.conclude(error)
-        except (grpc.aio.AbortError, grpc.aio.UsageError):
-            raise
         except Exception:  # whatever else escapes is a fault of ours, told as such
             _LOG.exception("%s failed", call.record.method)
             status = call.conclude(InternalFault())

@@ -58,15 +58,18 @@ class Inbox:
 
     def end(self, error: Exception | None = None) -> None:
         """No more messages come; after those that are queued, `get` returns None or raises `error`."""
-        self._is_ended, self._error = True, error
+        if not self._is_ended:  # what the caller ended is complete as it is
+            self._is_ended, self._error = True, error
         self._wait.interrupt()
         self._changed.set()
         self._drained.set()
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, and let go of what is queued."""
         if self._reader is not None:
             self._reader.cancel()
+        self._queue.clear()
+        self.queued_bytes = 0
 
     async def _await_message(self) -> None:
         if self._reader is None:
