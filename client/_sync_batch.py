@@ -252,7 +252,7 @@ class PenaltyBatch(_Batch, PenaltySession):
         drafts
             `Drafts`, or a list of ids for each sequence, a chain. The rows of the logits are their positions then.
         out
-            Where to write them, perhaps `logits` itself; returned. When the step fails some may be. None: a new array.
+            Where to write them, perhaps over `logits`; returned. When the step fails some may be. None: a new array.
         """
         return self._run(self._dense_step(logits, token_ids, drafts, out, self._client._config))
 
