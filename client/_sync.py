@@ -214,14 +214,15 @@ class Client(config.ClientBase):
         UnavailableError
             There was one that still starts, or that drains.
         """
-        deadline = time.monotonic() + timeout
+        deadline, unavailable = time.monotonic() + timeout, None
         while True:
             remaining = max(0.0, deadline - time.monotonic())
             try:
                 return self._call(messages.get_capabilities(), timeout=remaining, wait_for_ready=True)
             except DeadlineExceededError as error:
-                raise self._not_ready(timeout, error) from error
-            except UnavailableError:
+                raise unavailable or self._not_ready(timeout, error) from error
+            except UnavailableError as error:
+                unavailable = error
                 if time.monotonic() + config.STARTING_PAUSE > deadline:
                     raise
             time.sleep(config.STARTING_PAUSE)

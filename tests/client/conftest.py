@@ -98,8 +98,8 @@ class Replies:
     @staticmethod
     def hang(request: bytes, context: grpc.ServicerContext) -> None:
         over = threading.Event()
-        context.add_callback(over.set)
-        over.wait(20)
+        if context.add_callback(over.set):  # else it is over already
+            over.wait(20)
 
     @staticmethod
     def fail(code: grpc.StatusCode, message: str, *details: Any) -> Callable[[bytes, grpc.ServicerContext], None]:

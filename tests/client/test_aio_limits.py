@@ -24,7 +24,7 @@ def test_what_is_overdue_times_out(run):
         start = time.monotonic()
         with pytest.raises(TimeoutError):
             await wait(TaskLimits(0.05), 5)
-        assert 0.04 < time.monotonic() - start < 2
+        assert 0.04 < time.monotonic() - start < 5
         assert asyncio.current_task().cancelling() == 0
 
     run(scenario)
@@ -32,17 +32,17 @@ def test_what_is_overdue_times_out(run):
 
 def test_what_is_in_time_is_left_alone_and_so_is_what_comes_after(run):
     async def scenario():
-        limits = TaskLimits(0.1)
+        limits = TaskLimits(1)
         for _ in range(4):
-            await wait(limits, 0.06)
-        await asyncio.sleep(0.2)
+            await wait(limits, 0.3)
+        await asyncio.sleep(0.8)  # beyond what was left of the last one
 
     run(scenario)
 
 
 def test_each_limit_counts_for_itself(run):
     async def scenario():
-        limits, passed = TaskLimits(0.1), []
+        limits, passed = TaskLimits(1), []
 
         async def step(name, seconds):
             try:

@@ -16,6 +16,7 @@ from logitd.client import (
     StepTimeoutError,
     UnavailableError,
 )
+from logitd.client import _config as config
 from logitd.v1 import service_pb2, types_pb2
 
 TWO = [Sequence(), Sequence()]
@@ -166,15 +167,27 @@ def test_no_server_is_unavailable_at_once_and_waiting_for_one_ends(tmp_path, con
     run(scenario)
 
 
-def test_a_server_that_starts_is_waited_for(fake, replies, connect, run):
+def test_a_server_that_starts_is_waited_for(fake, replies, connect, run, monkeypatch):
     starting = replies.refuse(grpc.StatusCode.UNAVAILABLE, "STARTING")
     ready = service_pb2.GetCapabilitiesResponse(version="1")
-    fake.script["GetCapabilities"] = [starting, starting, replies.send(ready), starting, starting]
+    fake.script["GetCapabilities"] = [starting, starting, replies.send(ready), starting]
 
     async def scenario():
         async with connect(fake.target) as client:
-            assert (await client.wait_until_ready(5)).version == "1"
+            assert (await client.wait_until_ready(30)).version == "1"
+            monkeypatch.setattr(config, "STARTING_PAUSE", 60)  # so that there is no time for another question
             with pytest.raises(UnavailableError):
-                await client.wait_until_ready(0.05)
+                await client.wait_until_ready(30)
+
+    run(scenario)
+
+
+def test_a_server_that_has_said_why_it_is_not_ready_is_believed_to_the_end(fake, replies, connect, run):
+    fake.script["GetCapabilities"] = [replies.refuse(grpc.StatusCode.UNAVAILABLE, "DRAINING"), replies.hang]
+
+    async def scenario():
+        async with connect(fake.target) as client:
+            with pytest.raises(UnavailableError, match="DRAINING"):
+                await client.wait_until_ready(2)
 
     run(scenario)

@@ -261,7 +261,7 @@ def test_a_merge_rebuilds_only_the_batch_that_is_gone(server_target, connect, ru
 
 def test_the_patience_has_an_end(own_server, connect, run):
     async def scenario():
-        async with connect(own_server.target, recover_timeout=0.5) as client, connect(own_server.target) as patient:
+        async with connect(own_server.target, recover_timeout=2) as client, connect(own_server.target) as patient:
             before = await patient.capabilities()
             batch = await client.create_batch(SEQUENCES, vocab_size=VOCAB)
             await batch.accumulate([1, 2, 3])
@@ -269,7 +269,7 @@ def test_the_patience_has_an_end(own_server, connect, run):
             began = time.monotonic()
             with pytest.raises(UnavailableError):
                 await batch.accumulate([4, 5, 6])
-            assert 0.4 < time.monotonic() - began < 5
+            assert 1.9 < time.monotonic() - began < 10
             assert batch.has_unanswered_step
             starting = threading.Thread(target=own_server.start)
             starting.start()

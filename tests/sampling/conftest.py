@@ -1,4 +1,4 @@
-"""The devices that are here, and one reproducible hypothesis profile."""
+"""The devices that are here, and the layers of tables."""
 
 from __future__ import annotations
 
@@ -6,23 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
 
 from logitd.sampling import layered_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-# The same examples in every run: a failure in CI is a failure at the desk. Two busy cores know no deadline.
-settings.register_profile(
-    "logitd",
-    derandomize=True,
-    deadline=None,
-    print_blob=True,
-    max_examples=100,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
-)
-settings.load_profile("logitd")
 
 DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 
