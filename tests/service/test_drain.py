@@ -21,7 +21,7 @@ from logitd.v1 import service_pb2
 from logitd.v1.types_pb2 import PenaltyParameters, Sequence
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -69,13 +69,23 @@ def wait_until_draining(wire: Wire) -> None:
     pytest.fail("the watch ended")
 
 
+def wait_until_queued(live: LiveServer, compare: Callable[[int, int], bool], *, once: int) -> None:
+    """Until the bytes that are queued compare so with none, in so many looks at once."""
+    deadline, count = time.monotonic() + TIMEOUT, 0
+    while count < once:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+        count = count + 1 if compare(live.server._handlers.queued_bytes, 0) else 0
+
+
 def test_caller_that_never_reads_is_hung_up_on(tmp_path: Path) -> None:
     """Its replies fill the windows of the connection; the server neither waits for ever nor keeps them all."""
-    with small_server(tmp_path, reply_timeout_seconds=0.2, max_queued_bytes=1 << 20) as (_, wire):
+    with small_server(tmp_path, reply_timeout_seconds=1, max_queued_bytes=1 << 20) as (live, wire):
         batch = wire.open(creation(Sequence(sequence_id="s"), vocab_size=200_000))
         request = service_pb2.ApplyRequest(target=batch.target(request_id=b""), logits=tensor(torch.zeros(1, 200_000)))
         call = wire.stub.Apply(iter([request] * 200), timeout=TIMEOUT)
-        time.sleep(1)
+        wait_until_queued(live, operator.gt, once=1)
+        wait_until_queued(live, operator.eq, once=20)  # let go of, though the caller has not been told yet
         with pytest.raises(grpc.RpcError) as caught:
             list(call)
         failure = read_failure(caught.value)
