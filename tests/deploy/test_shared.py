@@ -155,8 +155,9 @@ def test_decodes_outlive_a_drain_and_a_death(cluster: SharedCluster, decodes: De
     config = cluster.server_container.config()
     drained, killed, _ = cluster.servers
     drained.stop()
-    cluster.wait_for_healthy(cluster.num_servers - 1)
+    cluster.wait_for_known(cluster.num_servers - 1)
     assert drained.is_running  # it lingers: Envoy knows before a stream is ended
+    cluster.wait_for_healthy(cluster.num_servers - 1)
     decodes.start(2)
     assert drained.wait(config.linger_seconds + config.grace_seconds + _SPARE_SECONDS) == 0
     killed.kill()

@@ -96,6 +96,13 @@ class PodOfProcesses:
             assert time.monotonic() < deadline, sidecar.output
             time.sleep(0.1)
 
+    def wait_for_probe(self, name: str) -> None:
+        """Until a probe passes."""
+        deadline = time.monotonic() + SECONDS
+        while not self.probe(name):
+            assert time.monotonic() < deadline, name
+            time.sleep(0.1)
+
     def _patched(self, flag: str) -> str:
         for port, free in self._ports.items():
             flag = flag.replace(f"0.0.0.0:{port}", f"127.0.0.1:{free}")
@@ -143,11 +150,10 @@ def wait_for(decoder: Contained, **wanted: object) -> dict[str, object]:
 
 
 def test_decoder_starts_when_the_sidecar_has_and_finds_it(pod: PodOfProcesses, undisturbed: Client) -> None:
-    sidecar = pod.start_sidecar()
     assert not pod.probe("startupProbe")
-    pod.wait_until_started(sidecar)
-    assert pod.probe("readinessProbe")
-    assert pod.probe("livenessProbe")
+    pod.wait_until_started(pod.start_sidecar())
+    pod.wait_for_probe("readinessProbe")
+    pod.wait_for_probe("livenessProbe")
     decoder = pod.start_decoder("memory", steps=20, pause=0)
     assert wait_for(decoder, seed=0)["tokens"] == decode(undisturbed, seed=0, steps=20)
 
@@ -172,7 +178,7 @@ def test_decoder_outlives_its_sidecar(pod: PodOfProcesses, undisturbed: Client, 
     abandoned = pod.volume / "logitd-abandoned"
     sidecar = pod.start_sidecar()
     pod.wait_until_started(sidecar)
-    decoder = pod.start_decoder(form, steps=30, pause=0.03)
+    decoder = pod.start_decoder(form, steps=100, pause=0.03)
     wait_for(decoder, step=8)
     sidecar.kill()
     assert not any("tokens" in line for line in lines(decoder))
@@ -181,14 +187,14 @@ def test_decoder_outlives_its_sidecar(pod: PodOfProcesses, undisturbed: Client, 
     os.chown(abandoned, 65532, 65532)
     pod.wait_until_started(pod.start_sidecar())
     assert not abandoned.exists()
-    assert wait_for(decoder, seed=0)["tokens"] == decode(undisturbed, seed=0, steps=30)
-    assert wait_for(decoder, seed=1)["tokens"] == decode(undisturbed, seed=1, steps=30)
+    assert wait_for(decoder, seed=0)["tokens"] == decode(undisturbed, seed=0, steps=100)
+    assert wait_for(decoder, seed=1)["tokens"] == decode(undisturbed, seed=1, steps=100)
 
 
 def test_pod_ends_in_order_and_in_time(pod: PodOfProcesses, undisturbed: Client) -> None:
     sidecar = pod.start_sidecar()
     pod.wait_until_started(sidecar)
-    decoder = pod.start_decoder("named", steps=20, pause=0.05)
+    decoder = pod.start_decoder("named", steps=20, pause=0.2)
     wait_for(decoder, step=3)
     began = time.monotonic()
     decoder.stop()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from helpers.faults import IS_LONG, FaultyServer, Vitals, scaled
+from helpers.faults import IS_LONG, FaultyServer, Vitals, scaled, wait_until
 from helpers.faults_decoders import KINDS, Load
 from helpers.right_requests import follow, open_beam_batch, open_penalty_batch
 from helpers.wire import Failed, Wire
@@ -30,7 +30,7 @@ _PARTS = 6
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[FaultyServer]:
     """What its visitors leave behind expires within seconds."""
-    with FaultyServer(tmp_path, "--linger-seconds", "0", "--idle-timeout-seconds", scaled("2", "20")) as server:
+    with FaultyServer(tmp_path, "--linger-seconds", "0", "--idle-timeout-seconds", scaled("4", "20")) as server:
         yield server
 
 
@@ -46,7 +46,8 @@ def visit(server: FaultyServer, over: Callable[[], bool]) -> int:
         with pytest.raises(Failed):
             batch.accumulate(1, 1)
         if random.random() < 0.5:
-            wire.call("DeleteBatch", service_pb2.DeleteBatchRequest(batch_id=batch.batch_id))
+            delete = service_pb2.DeleteBatchRequest(batch_id=batch.batch_id, allow_missing=True)
+            wire.call("DeleteBatch", delete)
         wire.close()
     return visits
 
@@ -58,6 +59,7 @@ def test_the_server_stays_as_large_as_it_was(server: FaultyServer) -> None:
     over = threading.Event()
 
     def watch() -> None:
+        assert wait_until(lambda: load.has_seen_all, scaled(60, 100))
         for _ in range(_SAMPLES):
             time.sleep(SECONDS / _SAMPLES)
             samples.append(server.vitals)

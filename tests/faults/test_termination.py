@@ -13,7 +13,7 @@ import pytest
 import torch
 from grpc_status import rpc_status
 
-from helpers.faults import scaled, wait_until
+from helpers.faults import scaled, steady, wait_until
 from helpers.faults_decoders import KINDS, Load
 from helpers.wire import Wire, creation, read_failure, tensor, token_update
 from logitd.v1 import service_pb2, types_pb2
@@ -49,7 +49,7 @@ def test_decoders_go_on_at_the_next_server(own_server: FaultyServer) -> None:
 def test_every_step_that_was_taken_up_is_answered(own_server: FaultyServer) -> None:
     random = Random(5)
     for _ in range(scaled(1, STOPS)):
-        before = len(own_server.calls())
+        before = steady(lambda: len(own_server.calls()))
         batches: list[OpenBatch] = []
         with ThreadPoolExecutor(_STREAMS) as threads:
             running = [threads.submit(step_until_refused, own_server.address, batches) for _ in range(_STREAMS)]

@@ -19,6 +19,7 @@ from logitd.service.config import split_address
 from logitd.v1 import service_pb2, service_pb2_grpc
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
     from pathlib import Path
 
@@ -76,13 +77,13 @@ class SharedCluster:
 
     def wait_for_healthy(self, count: int) -> None:
         """Until the Envoys hold so many servers for healthy, and calls come to all of them."""
-        deadline = time.monotonic() + SECONDS
-        running = [number for number, envoy in enumerate(self.envoys) if envoy.is_running]
-        while time.monotonic() < deadline:
-            if all(self._count_healthy(number) == count == self._count_reached(number) for number in running):
-                return
-            time.sleep(0.1)
-        raise AssertionError("\n".join(each.output for each in (*self.envoys, *self.servers)))
+        self.wait_for_known(count)
+        # Their workers learn a little later than their admin interfaces.
+        self._wait_until_all_envoys(lambda number: self._count_reached(number) == count)
+
+    def wait_for_known(self, count: int) -> None:
+        """Until the Envoys' admin interfaces say so many servers are healthy."""
+        self._wait_until_all_envoys(lambda number: self._count_healthy(number) == count)
 
     def batches(self, number: int) -> set[str]:
         """The ids of the batches that a server has, asked past Envoy."""
@@ -94,6 +95,15 @@ class SharedCluster:
         running = [number for number, server in enumerate(self.servers) if server.is_running]
         return sorted((batch_id, number) for number in running for batch_id in self.batches(number))
 
+    def _wait_until_all_envoys(self, is_so: Callable[[int], bool]) -> None:
+        deadline = time.monotonic() + SECONDS
+        running = [number for number, envoy in enumerate(self.envoys) if envoy.is_running]
+        while time.monotonic() < deadline:
+            if all(is_so(number) for number in running):
+                return
+            time.sleep(0.1)
+        raise AssertionError("\n".join(each.output for each in (*self.envoys, *self.servers)))
+
     def _count_healthy(self, number: int) -> int:
         try:
             clusters = json.loads(self.fetch("admin", "/clusters?format=json", number))["cluster_statuses"]
@@ -103,7 +113,6 @@ class SharedCluster:
         return sum(host["health_status"] == {"eds_health_status": "HEALTHY"} for host in hosts)
 
     def _count_reached(self, number: int) -> int:
-        # Envoy's workers learn a little later than its admin interface.
         reached = set()
         with grpc.insecure_channel(self.addresses[number]) as channel:
             stub = service_pb2_grpc.LogitProcessorServiceStub(channel)

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--directory")
     parser.add_argument("--form", choices=FORMS, default="dense")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=0.0)
+    parser.add_argument("--pause", type=float, default=0.0, help="before each step of the first text, in seconds")
     options = parser.parse_args()
     stopping: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.append(number))
@@ -96,7 +96,8 @@ def main() -> None:
         seed = 0
         while not stopping:
             settings = {"seed": seed, "steps": options.steps, "form": options.form, "directory": options.directory}
-            _say(seed=seed, tokens=decode(client, before=lambda step: _wait(options.pause, step), **settings))
+            pause = functools.partial(_wait, 0.0 if seed else options.pause)
+            _say(seed=seed, tokens=decode(client, before=pause, **settings))
             seed += 1
 
 

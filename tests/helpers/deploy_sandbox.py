@@ -32,6 +32,8 @@ fcntl.ioctl(socket.socket(socket.AF_INET, socket.SOCK_DGRAM), 0x8914, struct.pac
 """
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc")
 
+_given_ports: set[int] = set()
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -173,7 +175,7 @@ class Contained:
 
     def listening(self) -> set[tuple[str, int]]:
         """Addresses, in the kernel's hexadecimal, and ports of the TCP sockets that it listens on."""
-        sockets = _descriptors(self.pid)
+        sockets = list_descriptors(self.pid)
         found = set()
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{self.pid}/net/{table}").read_text().splitlines()[1:]:
@@ -191,12 +193,13 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def _descriptors(pid: int) -> set[str]:
+def list_descriptors(pid: int) -> set[str]:
     """What the process has open, without what it closes while this looks: a probe's connection comes and goes."""
     found = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
+    folder = f"/proc/{pid}/fd"
+    for name in os.listdir(folder):
         with contextlib.suppress(FileNotFoundError):
-            found.add(os.readlink(entry))
+            found.add(os.readlink(f"{folder}/{name}"))
     return found
 
 
@@ -209,9 +212,12 @@ def make_volume(place: Path, group: int) -> Path:
 
 
 def free_port() -> int:
-    """A port that no loopback address has at this moment, and that none is given for a connection of its own."""
+    """Another port each time, that no address has at this moment, nor is given for a connection of its own."""
     while True:
         port = random.randrange(*_PORTS)
+        if port in _given_ports:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
+            _given_ports.add(port)
             return port

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 IS_LONG = os.environ.get("LOGITD_FAULTS") == "long"
 SECONDS = 100
 _PAUSE = 0.05
+_STEADY_READS = 10
 _POOL_THREADS = 3
 
 Value = TypeVar("Value")
@@ -163,6 +164,16 @@ def wait_until(is_so: Callable[[], bool], seconds: float = SECONDS) -> bool:
             return False
         time.sleep(_PAUSE)
     return True
+
+
+def steady(read: Callable[[], Value]) -> Value:
+    """What it reads, once that no longer changes: what the server still did for those who left has come to its end."""
+    value, unchanged = read(), 0
+    while unchanged < _STEADY_READS:
+        time.sleep(_PAUSE)
+        before, value = value, read()
+        unchanged = unchanged + 1 if value == before else 0
+    return value
 
 
 def settled(read: Callable[[], Vitals], wanted: Vitals, seconds: float = 10) -> Vitals:

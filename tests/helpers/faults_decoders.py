@@ -164,7 +164,7 @@ class Load:
     ) -> None:
         self._address, self._side_socket, self._pause, self._options = address, side_socket, pause, options
         self._over = threading.Event()
-        self.rounds = 0
+        self._rounds = [0] * len(KINDS)  # each thread counts for itself
         with Client(reference) as client:
             self._expected = [kind(Decoding(client, 0, lambda: None, side_socket)) for kind in KINDS]
 
@@ -180,6 +180,16 @@ class Load:
                     each.result()
 
     @property
+    def rounds(self) -> int:
+        """How often all of them together have come to their end."""
+        return sum(self._rounds)
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether each kind has come to its end."""
+        return all(self._rounds)
+
+    @property
     def is_over(self) -> bool:
         return self._over.is_set()
 
@@ -190,4 +200,4 @@ class Load:
                 client.wait_until_ready()  # a server that was there is expected back by the calls that follow
                 found = KINDS[number](Decoding(client, 0, self._pause, self._side_socket))
             assert found == self._expected[number], KINDS[number].__name__
-            self.rounds += 1
+            self._rounds[number] += 1

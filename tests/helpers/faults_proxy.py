@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _Way: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter, list[bytes] | None]
 
@@ -43,8 +43,11 @@ class Proxy:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def replay(self, recording: list[bytes]) -> int:
-        """Send a client's bytes again over a connection of its own; how many bytes came back for them."""
+    async def replay(self, recording: list[bytes], is_answered: Callable[[], bool]) -> int:
+        """Send a client's bytes again over a connection of its own; how many bytes came back for them.
+
+        The connection lasts until `is_answered`: the server drops what it has not yet begun when it ends.
+        """
         reader, writer = await asyncio.open_unix_connection(self._upstream)
         received = 0
         with suppress(OSError):
@@ -52,6 +55,9 @@ class Proxy:
                 writer.write(piece)
                 await writer.drain()
                 received += len(await _read_for_a_while(reader))
+            async with asyncio.timeout(_SECONDS):
+                while not is_answered() and not reader.at_eof():
+                    received += len(await _read_for_a_while(reader))
         writer.close()
         return received
 

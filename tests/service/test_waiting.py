@@ -14,9 +14,10 @@ from logitd.service.interruption import Interrupted, Interruption
 from logitd.service.reply_watch import ReplyWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Callable, Coroutine
 
 LIMIT = 10.0
+LEFT_UNREAD = 3.0
 
 
 def run(coroutine: Coroutine[Any, Any, None]) -> None:
@@ -186,12 +187,12 @@ def test_a_reply_that_is_left_unread_ends_after_the_limit_and_lets_messages_be_r
     async def check() -> None:
         calls: list[float] = []
         loop = asyncio.get_running_loop()
-        watch = ReplyWatch(0.2, lambda: calls.append(loop.time()))
+        watch = ReplyWatch(LEFT_UNREAD, lambda: calls.append(loop.time()))
         began = loop.time()
         with pytest.raises(RepliesNotRead):
             await watch.write(asyncio.sleep(LIMIT))
         assert calls
-        assert began < calls[0] < began + 0.2 <= loop.time()
+        assert began < calls[0] < began + LEFT_UNREAD <= loop.time()
 
     run(check())
 
@@ -199,21 +200,24 @@ def test_a_reply_that_is_left_unread_ends_after_the_limit_and_lets_messages_be_r
 def test_many_quick_writes_have_one_timer_and_an_idle_stream_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         calls: list[None] = []
-        loop, timers = asyncio.get_running_loop(), list[asyncio.TimerHandle]()
+        timers: list[asyncio.TimerHandle] = []
+        looks: list[Callable[[], None]] = []
+        loop = asyncio.get_running_loop()
         set_timer = loop.call_later
 
         def call_later(delay: float, callback: Any, *arguments: Any) -> asyncio.TimerHandle:
-            timer = set_timer(delay, callback, *arguments)
-            if isinstance(getattr(callback, "__self__", None), ReplyWatch):
-                timers.append(timer)
-            return timer
+            if not isinstance(getattr(callback, "__self__", None), ReplyWatch):
+                return set_timer(delay, callback, *arguments)
+            looks.append(callback)
+            timers.append(set_timer(LIMIT, callback, *arguments))  # later than this test, which looks by itself
+            return timers[-1]
 
         monkeypatch.setattr(loop, "call_later", call_later)
         watch = ReplyWatch(60, lambda: calls.append(None))
         for _ in range(100):
             await watch.write(settle())
         assert len(timers) == 1
-        await asyncio.sleep(0.1)
+        looks[0]()
         assert (len(timers), calls) == (1, [])
         await watch.write(settle())
         assert len(timers) == 2
