@@ -17,7 +17,7 @@ from logitd.client._aio_limits import TaskLimits
 from logitd.client._beam_history import BeamHistory
 from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
-from logitd.client._recovery import MOST_REGISTRATIONS, Patience
+from logitd.client._recovery import Patience
 from logitd.client._shared import open_shared_file
 from logitd.client._shared_logits import AsyncSharedLogits
 
@@ -109,7 +109,7 @@ class AsyncClient(config.ClientBase):
         file = open_shared_file((rows, columns), dtype, self._config.target, **options)
         shared = AsyncSharedLogits(self, (rows, columns), dtype, file)
         try:
-            await self._patiently(lambda: self._register(shared), MOST_REGISTRATIONS)
+            await self._patiently(lambda: self._register(shared))
         except BaseException:
             shared.release()
             raise
@@ -159,15 +159,14 @@ class AsyncClient(config.ClientBase):
     async def _ask(self, call: messages.Call[Result]) -> Result:
         return await self._patiently(lambda: self._call(call))
 
-    async def _patiently(
-        self, action: abc.Callable[[], abc.Awaitable[Result]], most_ready: int | None = None
-    ) -> Result:
+    async def _patiently(self, action: abc.Callable[[], abc.Awaitable[Result]]) -> Result:
         """Does what may be repeated: a server that was there is waited for."""
-        patience = Patience(self._config.recover_timeout, most_ready)
+        patience = Patience(self._config.recover_timeout)
         while True:
             try:
                 return await action()
-            except UnavailableError:
+            except UnavailableError as error:
+                patience.note_failure(error)
                 if not (self._expects_server and patience.remaining):
                     raise
             await asyncio.sleep(patience.next_pause())

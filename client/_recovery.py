@@ -6,7 +6,6 @@ result back, or throws the LogitdError it ended with.
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -22,6 +21,7 @@ from logitd.client._exceptions import (
     UidMismatchError,
     UnavailableError,
 )
+from logitd.client._shared import HandOverError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between tries: they double each time, so that what cannot be helped does not keep both sides busy."""
+_MOST_HAND_OVERS = 3
+"""A server that serves has its side socket: what fails there so often, while it does, is somewhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +77,31 @@ class Refill:
     fill: Callable[[], object]
 
 
-MOST_REGISTRATIONS = 3
-"""A server that serves has its side socket: what fails there so often, while it does, is somewhere else."""
-
 Order: TypeAlias = Attempt | Pause | AwaitServer | Ask | Register | Refill
 Orders: TypeAlias = "Generator[Order, Any, None]"
 
 
 class Patience:
-    """How long something is tried again, and how often: the pauses in between double."""
+    """How long something is tried again: the pauses in between double."""
 
-    def __init__(self, seconds: float, most_ready: int | None = None) -> None:
-        """At most so many tries beside a server that is ready, if that should be enough for what is tried."""
+    def __init__(self, seconds: float) -> None:
         self._deadline = time.monotonic() + seconds
         self._pause = _FIRST_PAUSE
-        self._ready_left = math.inf if most_ready is None else most_ready
+        self._hand_overs_left = _MOST_HAND_OVERS
+        self._is_at_side_socket = False
+
+    def note_failure(self, error: LogitdError) -> None:
+        """How the last try ended."""
+        self._is_at_side_socket = isinstance(error, HandOverError)
 
     def note_ready(self) -> None:
         """The server is ready before the next try."""
-        self._ready_left -= 1
+        self._hand_overs_left -= self._is_at_side_socket
 
     @property
     def remaining(self) -> float:
         """Seconds; 0 at the end."""
-        if self._ready_left <= 0:
+        if self._hand_overs_left <= 0:
             return 0.0
         return max(0.0, self._deadline - time.monotonic())
 

@@ -38,6 +38,10 @@ _FILE_MODE = 0o660
 _MADV_POPULATE_WRITE = 23
 
 
+class HandOverError(UnavailableError):
+    """The side socket did not take a memory file."""
+
+
 class SharedFile(ABC):
     """The file behind shared memory. It is open and has its size."""
 
@@ -96,7 +100,7 @@ class MemoryFile(SharedFile):
                     raise ConnectionError("the server hung up")
             except OSError as error:
                 message = f"the memory file could not be handed over at {self._side_socket}: {error}"
-                raise UnavailableError(message, ErrorDetails(grpc.StatusCode.UNAVAILABLE)) from error
+                raise HandOverError(message, ErrorDetails(grpc.StatusCode.UNAVAILABLE)) from error
             resources.pop_all()
         return connection, token
 

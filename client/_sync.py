@@ -13,7 +13,7 @@ from logitd.client import _messages as messages
 from logitd.client._beam_history import BeamHistory
 from logitd.client._exceptions import DeadlineExceededError, UnavailableError, from_grpc_error
 from logitd.client._penalty_history import PenaltyHistory
-from logitd.client._recovery import MOST_REGISTRATIONS, Patience
+from logitd.client._recovery import Patience
 from logitd.client._shared import open_shared_file
 from logitd.client._shared_logits import SharedLogits
 from logitd.client._sync_batch import BeamBatch, PenaltyBatch
@@ -178,7 +178,7 @@ class Client(config.ClientBase):
         file = open_shared_file((rows, columns), dtype, self._config.target, **options)
         shared = SharedLogits(self, (rows, columns), dtype, file)
         try:
-            self._patiently(lambda: self._register(shared), MOST_REGISTRATIONS)
+            self._patiently(lambda: self._register(shared))
         except BaseException:
             shared.release()
             raise
@@ -233,13 +233,14 @@ class Client(config.ClientBase):
     def _ask(self, call: messages.Call[Result]) -> Result:
         return self._patiently(lambda: self._call(call))
 
-    def _patiently(self, action: abc.Callable[[], Result], most_ready: int | None = None) -> Result:
+    def _patiently(self, action: abc.Callable[[], Result]) -> Result:
         """Does what may be repeated: a server that was there is waited for."""
-        patience = Patience(self._config.recover_timeout, most_ready)
+        patience = Patience(self._config.recover_timeout)
         while True:
             try:
                 return action()
-            except UnavailableError:
+            except UnavailableError as error:
+                patience.note_failure(error)
                 if not (self._expects_server and patience.remaining):
                     raise
             time.sleep(patience.next_pause())

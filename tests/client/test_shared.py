@@ -26,6 +26,7 @@ from logitd.client import (
 )
 from logitd.client import _messages as messages
 from logitd.client._shared import side_socket_of
+from logitd.v1 import service_pb2
 
 VOCAB = 40
 COLUMNS = VOCAB + 3
@@ -305,6 +306,24 @@ def test_where_nothing_is_shared_no_file_is_left(fake, replies, connect, run, tm
             with pytest.raises(NotSupportedError):
                 await client.shared_logits(3, COLUMNS, shared_memory_dir=str(tmp_path))
             assert not list(tmp_path.iterdir())
+
+    run(scenario)
+
+
+def test_a_registration_that_is_cut_is_tried_for_as_long_as_the_server_is_waited_for(
+    fake, replies, connect, run, tmp_path
+):
+    """However often the server is ready in between: what is cut is the network's, and no wrong side socket."""
+    cut = replies.refuse(grpc.StatusCode.UNAVAILABLE, "CUT")
+    registered = replies.send(service_pb2.RegisterSharedMemoryResponse(region_id="r"))
+    fake.script["RegisterSharedMemory"] = [*[cut] * 6, registered]
+    fake.script["GetCapabilities"] = [replies.send(service_pb2.GetCapabilitiesResponse())] * 7
+
+    async def scenario():
+        async with connect(fake.target) as client:
+            await client.wait_until_ready()
+            async with await client.shared_logits(3, COLUMNS, shared_memory_dir=str(tmp_path)):
+                assert not fake.script["RegisterSharedMemory"]
 
     run(scenario)
 
