@@ -83,6 +83,19 @@ def test_reading_ahead_stops_at_the_bound_and_goes_on_below_it() -> None:
     run(check())
 
 
+def test_an_end_changes_nothing_where_the_caller_had_ended_it() -> None:
+    async def check() -> None:
+        caller = Caller()
+        inbox = Inbox(caller.read, 100)
+        caller.send(b"a", grpc.aio.EOF)
+        inbox.read_ahead()
+        await settle()
+        inbox.end(Draining())
+        assert [await inbox.get(), await inbox.get()] == [b"a", None]
+
+    run(check())
+
+
 def test_reading_ahead_ends_with_the_message_under_way_when_it_is_no_longer_wanted() -> None:
     async def check() -> None:
         caller = Caller()
