@@ -140,17 +140,20 @@ class AsyncClient(config.ClientBase):
     async def wait_until_ready(self, timeout: float = config.DEFAULT_TIMEOUT) -> types.Capabilities:  # noqa: ASYNC109
         """As `Client.wait_until_ready`."""
         deadline, unavailable = time.monotonic() + timeout, None
-        while True:
-            remaining = max(0.0, deadline - time.monotonic())
-            try:
-                return await self._call(messages.get_capabilities(), limit=remaining, wait_for_ready=True)
-            except DeadlineExceededError as error:
-                raise unavailable or self._not_ready(timeout, error) from error
-            except UnavailableError as error:
-                unavailable = error
-                if time.monotonic() + config.STARTING_PAUSE > deadline:
-                    raise
-            await asyncio.sleep(config.STARTING_PAUSE)
+        try:
+            while True:
+                remaining = max(0.0, deadline - time.monotonic())
+                try:
+                    return await self._call(messages.get_capabilities(), limit=remaining, wait_for_ready=True)
+                except DeadlineExceededError as error:
+                    raise unavailable or self._not_ready(timeout, error) from error
+                except UnavailableError as error:
+                    unavailable = error
+                    if time.monotonic() + config.STARTING_PAUSE > deadline:
+                        raise
+                await asyncio.sleep(config.STARTING_PAUSE)
+        finally:
+            del unavailable  # whose frames hold this one
 
     async def _register(self, memory: SharedMemory) -> None:
         request = await asyncio.to_thread(memory.registration, self._config.timeout)

@@ -117,7 +117,7 @@ class DenseStep(_LogitsStep["npt.NDArray[Any]"]):
             raise ValueError(f"out must be {dtype} {list(shape)} as the logits, got {got}")
         if not self._processed.flags.writeable:
             raise ValueError("out must be writable, got an array that is not")
-        if _overlap_otherwise(self._processed, logits.array):
+        if self.num_messages > 1 and _overlap_otherwise(self._processed, logits.array):
             logits.keep()
 
     def _read(self, index: int, reply: bytes) -> Receipt:
@@ -299,4 +299,4 @@ def split_rows(weights: abc.Sequence[int], most: int) -> list[slice]:
 def _overlap_otherwise(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Whether arrays of one shape share memory, but not each item with the one at its place."""
     is_same = one.ctypes.data == other.ctypes.data and one.strides == other.strides
-    return not is_same and np.may_share_memory(one, other)
+    return not is_same and np.shares_memory(one, other)

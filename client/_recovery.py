@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 """Seconds between tries: they double each time, so that what cannot be helped does not keep both sides busy."""
 _MOST_HAND_OVERS = 3
-"""A server that serves has its side socket: what fails there so often, while it does, is somewhere else."""
+"""A server that serves has its side socket: what fails there so often in a row, while it does, is somewhere else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +93,8 @@ class Patience:
     def note_failure(self, error: LogitdError) -> None:
         """How the last try ended."""
         self._is_at_side_socket = isinstance(error, HandOverError)
+        if not self._is_at_side_socket:
+            self._hand_overs_left = _MOST_HAND_OVERS
 
     def note_ready(self) -> None:
         """The server is ready before the next try."""
@@ -138,6 +140,7 @@ class Recovery:
                 raise
             except LogitdError as another:
                 error = another
+                self._patience.note_failure(error)
             if type(error) in seen:
                 yield Pause(self._patience.next_pause())
                 seen.clear()
@@ -188,6 +191,7 @@ class Recovery:
             yield AwaitServer(self._patience.remaining)
         except (DeadlineExceededError, UnavailableError):
             raise error from None
+        self._patience.note_ready()
 
     def _wait(self, seconds: float) -> Orders:
         yield Pause(min(seconds, self._patience.remaining))

@@ -215,17 +215,20 @@ class Client(config.ClientBase):
             There was one that still starts, or that drains.
         """
         deadline, unavailable = time.monotonic() + timeout, None
-        while True:
-            remaining = max(0.0, deadline - time.monotonic())
-            try:
-                return self._call(messages.get_capabilities(), timeout=remaining, wait_for_ready=True)
-            except DeadlineExceededError as error:
-                raise unavailable or self._not_ready(timeout, error) from error
-            except UnavailableError as error:
-                unavailable = error
-                if time.monotonic() + config.STARTING_PAUSE > deadline:
-                    raise
-            time.sleep(config.STARTING_PAUSE)
+        try:
+            while True:
+                remaining = max(0.0, deadline - time.monotonic())
+                try:
+                    return self._call(messages.get_capabilities(), timeout=remaining, wait_for_ready=True)
+                except DeadlineExceededError as error:
+                    raise unavailable or self._not_ready(timeout, error) from error
+                except UnavailableError as error:
+                    unavailable = error
+                    if time.monotonic() + config.STARTING_PAUSE > deadline:
+                        raise
+                time.sleep(config.STARTING_PAUSE)
+        finally:
+            del unavailable  # whose frames hold this one
 
     def _register(self, memory: SharedMemory) -> None:
         memory.rename(self._call(messages.register_shared_memory(memory.registration(self._config.timeout))))

@@ -28,7 +28,12 @@ needs_server = pytest.mark.skipif(
 def demo(environment=None, stdout=subprocess.PIPE):
     command = [sys.executable, "-m", "logitd.client.demo"]
     everything = os.environ | (environment or {})
-    process = subprocess.Popen(command, env=everything, text=True, stdout=stdout, stderr=subprocess.PIPE)
+    # What this process ignores, as one in the background does, its children would ignore too.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(command, env=everything, text=True, stdout=stdout, stderr=subprocess.PIPE)
+    finally:
+        signal.signal(signal.SIGINT, before)
     try:
         yield process
     finally:

@@ -202,6 +202,26 @@ def test_a_region_that_the_server_lost_is_handed_over_again(server_target, conne
     run(scenario)
 
 
+def test_a_side_socket_that_is_gone_ends_a_step_soon(server_target, connect, run, tmp_path):
+    """And not after the time that a server may be away, which it is not."""
+    side_socket = tmp_path / "side"
+    side_socket.symlink_to(side_socket_of(server_target))
+
+    async def scenario():
+        async with (
+            connect(server_target, recover_timeout=600) as client,
+            await client.create_batch(PENALISED, vocab_size=VOCAB) as batch,
+            await client.shared_logits(3, COLUMNS, side_socket=str(side_socket)) as shared,
+        ):
+            shared.array[...] = logits_of(3)
+            await client._call(messages.unregister_shared_memory(shared.region_id))
+            side_socket.unlink()
+            with pytest.raises(UnavailableError, match=f"handed over at {side_socket}"):
+                await batch.apply_inplace(shared)
+
+    run(scenario)
+
+
 def test_a_lost_reply_of_a_patch_costs_nothing(lossy, server_target, connect, run):
     side_socket = side_socket_of(server_target)
 
