@@ -93,8 +93,8 @@ class Patience:
     def note_failure(self, error: LogitdError) -> None:
         """How the last try ended."""
         self._is_at_side_socket = isinstance(error, HandOverError)
-        if not self._is_at_side_socket:
-            self._hand_overs_left = _MOST_HAND_OVERS
+        if isinstance(error, UnavailableError) and not self._is_at_side_socket:
+            self._hand_overs_left = _MOST_HAND_OVERS  # the server was away in between
 
     def note_ready(self) -> None:
         """The server is ready before the next try."""
